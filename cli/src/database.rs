@@ -1,0 +1,37 @@
+//! Which database a verb talks to.
+
+use std::fs;
+use std::path::PathBuf;
+
+use clap::Args;
+use sqlx::{Connection, PgConnection};
+
+use crate::outcome::Failure;
+
+/// The options that name a database.
+#[derive(Args)]
+pub struct Database {
+    /// The database, as postgres://user:password@host:port/name
+    #[arg(long = "database", value_name = "URL", env = "HARMONIA_CI_DATABASE_URL", hide_env_values = true)]
+    url: Option<String>,
+
+    /// A file that holds the database's URL
+    #[arg(long = "database-file", value_name = "FILE", env = "HARMONIA_CI_DATABASE_URL_FILE")]
+    file: Option<PathBuf>,
+}
+
+impl Database {
+    /// The URL, wherever it was given.
+    pub fn url(&self) -> Result<String, Failure> {
+        match (&self.url, &self.file) {
+            (Some(url), _) => Ok(url.clone()),
+            (None, Some(file)) => Ok(fs::read_to_string(file).map_err(Failure::UrlFile)?.trim().to_owned()),
+            (None, None) => Err(Failure::NoDatabase),
+        }
+    }
+
+    /// One connection.
+    pub async fn connect(&self) -> Result<PgConnection, Failure> {
+        PgConnection::connect(&self.url()?).await.map_err(Failure::Connect)
+    }
+}

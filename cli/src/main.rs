@@ -1,0 +1,35 @@
+//! `harmonia-ci`: the person's tool and, in time, every role of the build farm.
+
+mod audit;
+mod database;
+mod migrate;
+mod outcome;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// A Nix CI and build farm that pulls its work from PostgreSQL.
+///
+/// Exit codes: 0 success, 1 failure, 2 wrong usage, 3 the service cannot be reached.
+#[derive(Parser)]
+#[command(name = "harmonia-ci", version)]
+struct Arguments {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    Migrate(migrate::Arguments),
+    Audit(audit::Arguments),
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let outcome = match Arguments::parse().verb {
+        Verb::Migrate(arguments) => migrate::run(arguments).await,
+        Verb::Audit(arguments) => audit::run(arguments).await,
+    };
+    outcome::exit_code(outcome)
+}

@@ -1,0 +1,191 @@
+-- How a derivation graph comes in: known? -> ingest chunk by chunk -> complete (or abort). A chunk is topologically
+-- closed (every input is in it or in the database already) and one short transaction, so builds start while a long
+-- evaluation still runs, and "no row" never means "cached".
+--
+-- Two ingests that overlap never deadlock: jobs are inserted in the order of their paths, and existing job rows are
+-- written only to reopen them, in the order of their ids.
+
+CREATE FUNCTION ci.create_evaluation(p_project text, p_source text, p_branch text DEFAULT NULL,
+    p_commit text DEFAULT NULL, p_tier smallint DEFAULT 0) RETURNS bigint
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE v_project int; v_id bigint;
+BEGIN
+  SELECT id INTO v_project FROM ci.project WHERE name = p_project AND deleted_at IS NULL;
+  IF NOT FOUND THEN
+    PERFORM ci.refuse('HC007', format('there is no project %s', p_project));
+  END IF;
+  INSERT INTO ci.evaluation (project_id, source, branch, commit_id, tier, state)
+  VALUES (v_project, p_source, p_branch, p_commit, p_tier, 'evaluating') RETURNING id INTO v_id;
+  RETURN v_id;
+END $$;
+
+-- Which of these need not be sent: known and not merely as somebody's cached input.
+CREATE FUNCTION ci.known(p_drv_paths text[]) RETURNS TABLE (drv_path text, job_id bigint, depth int)
+  LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  SELECT j.drv_path, j.id, j.depth FROM unnest(p_drv_paths) u JOIN ci.job j ON j.drv_path = u
+  WHERE j.state <> 'cached' OR EXISTS (SELECT FROM ci.aterm a WHERE a.job_id = j.id)
+$$;
+
+-- What substituters, or uploaded sources, say a path is. The first word stands.
+CREATE FUNCTION ci.record_paths(p_paths text[], p_hashes bytea[], p_sizes bigint[], p_refs text[]) RETURNS int
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE v_count int;
+BEGIN
+  INSERT INTO ci.canonical (path, nar_hash, nar_size, refs)
+  SELECT p, h, s, string_to_array(r, ' ') FROM unnest(p_paths, p_hashes, p_sizes, p_refs) u (p, h, s, r) ORDER BY p
+  ON CONFLICT (path) DO NOTHING;
+  GET DIAGNOSTICS v_count = ROW_COUNT;
+  -- An open job whose outputs are known now has nothing left to build.
+  WITH made AS (INSERT INTO ci.twin SELECT DISTINCT o.job_id FROM unnest(p_paths) p JOIN ci.output o ON o.path = p
+                JOIN ci.job j ON j.id = o.job_id AND j.state = 'open' ON CONFLICT DO NOTHING RETURNING job_id)
+  INSERT INTO ci.event (kind, subject) SELECT 'e', job_id FROM made;                        -- event: recorded_path_ends_job
+  RETURN v_count;
+END $$;
+
+-- Back to work: for jobs whose rows the caller has locked. Who depends on them is looked at again.
+CREATE FUNCTION ci.reopen(p_jobs bigint[], p_priority smallint DEFAULT 0) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  UPDATE ci.job SET state = 'open', retries = 0, interruptions = 0, avoid = NULL, failure = NULL, root = NULL,
+                    error = NULL, ended_at = NULL, priority = p_priority
+  WHERE id = ANY (p_jobs);
+  INSERT INTO ci.blocked (job_id) SELECT unnest(p_jobs) ON CONFLICT DO NOTHING;
+  INSERT INTO ci.event (kind, subject) SELECT 'e', unnest(p_jobs);                          -- event: reopened_is_judged
+  INSERT INTO ci.event (kind, subject) SELECT 'd', unnest(p_jobs);                          -- event: reopened_frees_dependents
+END $$;
+
+-- One chunk. Positions count from 1: first the chunk's derivations, then p_known (ids from ci.known or an earlier
+-- chunk), so an edge is a pair of small integers. Answers the ids in the chunk's order.
+CREATE FUNCTION ci.ingest(p_evaluation bigint, p_drv_paths text[], p_systems text[], p_features text[], p_cached bool[],
+    p_depths int[], p_heights int[], p_aterms bytea[], p_output_of int[], p_output_names text[], p_output_paths text[],
+    p_edge_of int[], p_edge_to int[], p_known bigint[]) RETURNS bigint[]
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+DECLARE
+  v_evaluation ci.evaluation; v_n int := cardinality(p_drv_paths);
+  v_ids bigint[]; v_fresh bool[]; v_all bigint[]; v_depths int[]; v_again bigint[]; v_bad record; v_classes int[];
+BEGIN
+  IF v_n > 10000 OR cardinality(p_edge_of) > 200000 OR cardinality(p_output_of) > 100000 OR cardinality(p_known) > 100000 THEN
+    PERFORM ci.refuse('HC002', 'a chunk holds at most 10000 derivations, 100000 outputs, 100000 known inputs and 200000 edges');
+  END IF;
+  SELECT min(octet_length(a)), max(octet_length(a)) INTO v_bad FROM unnest(p_aterms) a;
+  IF v_bad.max > 4194304 THEN
+    PERFORM ci.refuse('HC002', format('a derivation''s text is %s bytes long: at most 4194304 are taken', v_bad.max));
+  END IF;
+  PERFORM FROM ci.gate FOR KEY SHARE;                                                       -- lock: ingest_gate
+  SELECT * INTO v_evaluation FROM ci.evaluation WHERE id = p_evaluation AND state = 'evaluating';   -- fence: ingest_state
+  IF NOT FOUND THEN
+    PERFORM ci.refuse('HC008', format('evaluation %s takes no derivations: it is unknown, complete, aborted or cancelled', p_evaluation));
+  END IF;
+
+  -- Depths of everything an edge may point at; an unknown id leaves a hole.
+  SELECT p_depths || array_agg(coalesce(j.depth, -1) ORDER BY k.n) INTO v_depths
+  FROM unnest(p_known) WITH ORDINALITY k (id, n) LEFT JOIN ci.job j ON j.id = k.id;
+  v_depths := coalesce(v_depths, p_depths);
+  IF -1 = ANY (v_depths) THEN                                                               -- fence: dangling_id
+    PERFORM ci.refuse('HC006', 'an input named by its id is not in the database, or no more: ask which are known again');
+  END IF;
+  SELECT o, i, i BETWEEN 1 AND cardinality(v_depths) AS there INTO v_bad FROM unnest(p_edge_of, p_edge_to) e (o, i)
+  WHERE o NOT BETWEEN 1 AND v_n OR i NOT BETWEEN 1 AND cardinality(v_depths)                -- fence: dangling_edge
+     OR v_depths[i] >= v_depths[o]                                                          -- fence: cycle
+  LIMIT 1;
+  IF FOUND THEN
+    PERFORM ci.refuse('HC006', CASE WHEN v_bad.there
+      THEN format('%s has an input that is not below it: the graph has a cycle or its depths are wrong', p_drv_paths[v_bad.o])
+      ELSE format('%s has an input that is neither in this chunk nor in the database: send inputs first', p_drv_paths[v_bad.o]) END);
+  END IF;
+
+  WITH new AS (INSERT INTO ci.class (system, features)
+               SELECT DISTINCT s, ARRAY(SELECT DISTINCT x FROM unnest(string_to_array(f, ' ')) x ORDER BY x)
+               FROM unnest(p_systems, p_features) u (s, f) ORDER BY 1, 2 ON CONFLICT DO NOTHING RETURNING id)
+  INSERT INTO ci.event (kind, subject) SELECT 'p', min(id) FROM new HAVING count(*) > 0;    -- event: class_matches_profiles
+
+  WITH c AS MATERIALIZED (
+         SELECT DISTINCT ON (u.s, u.f) u.s, u.f, k.id FROM unnest(p_systems, p_features) u (s, f) JOIN ci.class k ON k.system = u.s
+           AND k.features = ARRAY(SELECT DISTINCT x FROM unnest(string_to_array(u.f, ' ')) x ORDER BY x)),
+       u AS MATERIALIZED (SELECT u.*, c.id AS class_id FROM unnest(p_drv_paths, p_systems, p_features, p_cached, p_depths, p_heights)
+           WITH ORDINALITY u (path, s, f, cached, depth, height, n) JOIN c USING (s, f)),
+       new AS (INSERT INTO ci.job (drv_path, class_id, depth, height, state, ended_at)
+               SELECT path, class_id, depth, height, CASE WHEN cached THEN 'cached' ELSE 'open' END::ci.job_state,
+                      CASE WHEN cached THEN ci.clock() END FROM u ORDER BY path
+               ON CONFLICT (drv_path) DO NOTHING RETURNING id, drv_path)
+  SELECT array_agg(new.id ORDER BY u.n), array_agg(new.id IS NOT NULL ORDER BY u.n), array_agg(DISTINCT u.class_id)
+  INTO v_ids, v_fresh, v_classes FROM u LEFT JOIN new ON new.drv_path = u.path;
+  IF false = ANY (v_fresh) THEN
+    SELECT array_agg(coalesce(v_ids[u.n], j.id) ORDER BY u.n) INTO v_ids
+    FROM unnest(p_drv_paths) WITH ORDINALITY u (path, n) LEFT JOIN ci.job j ON v_ids[u.n] IS NULL AND j.drv_path = u.path;
+    -- Was somebody's cached input, must be built now: from here on it is new.
+    SELECT array_agg(v_fresh[u.n] OR (j.state = 'cached' AND NOT p_cached[u.n]) ORDER BY u.n) INTO v_fresh
+    FROM unnest(v_ids) WITH ORDINALITY u (id, n) JOIN ci.job j ON j.id = u.id;
+    UPDATE ci.job j SET state = 'open', ended_at = NULL, depth = p_depths[u.n], height = greatest(j.height, p_heights[u.n])
+    FROM (SELECT id, n FROM unnest(v_ids) WITH ORDINALITY u (id, n) ORDER BY id) u
+    WHERE j.id = u.id AND v_fresh[u.n] AND j.state = 'cached' AND NOT p_cached[u.n];
+  END IF;
+  v_all := coalesce(v_ids, '{}') || coalesce(p_known, '{}');
+
+  INSERT INTO ci.lane (project_id, tier, class_id)
+  SELECT v_evaluation.project_id, v_evaluation.tier, c FROM (
+    SELECT unnest(v_classes) UNION SELECT j.class_id FROM unnest(v_all) a JOIN ci.job j ON j.id = a WHERE false = ANY (v_fresh) OR cardinality(p_known) > 0) x (c)
+  ORDER BY c ON CONFLICT DO NOTHING;
+
+  INSERT INTO ci.aterm SELECT v_ids[n], a FROM unnest(p_aterms) WITH ORDINALITY u (a, n) WHERE v_fresh[n] AND a IS NOT NULL ON CONFLICT DO NOTHING;
+  WITH made AS MATERIALIZED (SELECT v_ids[o] AS job_id, name, path FROM unnest(p_output_of, p_output_names, p_output_paths) u (o, name, path) WHERE v_fresh[o]),
+       -- Seen before: in another derivation, in this chunk under another name, or as a canonical path.
+       shared AS (SELECT m.job_id FROM made m WHERE EXISTS (SELECT FROM ci.canonical c WHERE c.path = m.path)
+                  UNION SELECT x FROM made m JOIN ci.output o ON o.path = m.path CROSS JOIN LATERAL unnest(ARRAY[m.job_id, o.job_id]) x WHERE o.job_id <> m.job_id
+                  UNION SELECT unnest(array_agg(m.job_id)) FROM made m WHERE m.path IS NOT NULL GROUP BY m.path HAVING count(*) > 1),
+       twins AS (INSERT INTO ci.twin SELECT job_id FROM shared ORDER BY 1 ON CONFLICT DO NOTHING)
+  INSERT INTO ci.output (job_id, name, path) SELECT job_id, name, path FROM made ON CONFLICT DO NOTHING;
+  INSERT INTO ci.job_input (referrer, input)
+  SELECT v_ids[o], v_all[i] FROM unnest(p_edge_of, p_edge_to) e (o, i) WHERE v_fresh[o] ORDER BY 1, 2 ON CONFLICT DO NOTHING;
+
+  -- Known jobs gain a lane if this project did not want them yet; what only a cancel or exhausted retries ended opens again.
+  IF cardinality(p_known) > 0 OR false = ANY (v_fresh) THEN
+    INSERT INTO ci.event (kind, subject)
+    SELECT 'e', j.id FROM unnest(v_all) a JOIN ci.job j ON j.id = a AND j.state = 'open'     -- event: known_job_gains_lane
+    WHERE NOT EXISTS (SELECT FROM ci.want w JOIN ci.evaluation e ON e.id = w.evaluation_id
+                      WHERE w.job_id = j.id AND e.project_id = v_evaluation.project_id AND e.tier = v_evaluation.tier
+                        AND e.state IN ('evaluating', 'complete'));
+    SELECT array_agg(id) INTO v_again FROM (
+      SELECT j.id FROM ci.job j WHERE j.id = ANY (v_all) AND (j.state = 'cancelled'
+        OR (j.state = 'failed' AND j.failure IN (SELECT kind FROM ci.failure_kind WHERE NOT sticky AND kind <> 'unsupported')))
+      ORDER BY j.id FOR NO KEY UPDATE) x;
+    IF v_again IS NOT NULL THEN PERFORM ci.reopen(v_again); END IF;
+  END IF;
+  INSERT INTO ci.want (job_id, evaluation_id) SELECT DISTINCT a, p_evaluation FROM unnest(v_all) a ORDER BY 1 ON CONFLICT DO NOTHING;
+
+  WITH held AS (INSERT INTO ci.blocked (job_id) SELECT v_ids[n] FROM generate_series(1, v_n) n WHERE v_fresh[n] AND NOT p_cached[n]
+                ON CONFLICT DO NOTHING RETURNING job_id)
+  INSERT INTO ci.event (kind, subject) SELECT 'e', job_id FROM held;                        -- event: ingested_is_judged
+  RETURN coalesce(v_ids, '{}');
+END $$;
+
+-- The whole graph is in. p_jobs/p_heights: chains as this evaluation sees them; a job keeps the longest it was ever given.
+CREATE FUNCTION ci.complete_evaluation(p_evaluation bigint, p_attrs text[], p_attr_jobs bigint[], p_attr_errors text[],
+    p_jobs bigint[], p_heights int[]) RETURNS void
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  UPDATE ci.evaluation SET state = 'complete', ended_at = ci.clock() WHERE id = p_evaluation AND state = 'evaluating';
+  IF NOT FOUND THEN
+    PERFORM ci.refuse('HC008', format('evaluation %s cannot be completed: it is unknown, complete, aborted or cancelled', p_evaluation));
+  END IF;
+  INSERT INTO ci.evaluation_attr (evaluation_id, attr, job_id, error)
+  SELECT p_evaluation, a, j, e FROM unnest(p_attrs, p_attr_jobs, p_attr_errors) u (a, j, e) ON CONFLICT DO NOTHING;
+  WITH raise AS MATERIALIZED (
+         SELECT j.id, least(u.h, 1000000) AS h FROM unnest(p_jobs, p_heights) u (id, h) JOIN ci.job j ON j.id = u.id
+         WHERE j.state = 'open' AND j.height < u.h ORDER BY j.id FOR NO KEY UPDATE OF j),
+       raised AS (UPDATE ci.job j SET height = r.h FROM raise r WHERE j.id = r.id RETURNING j.id)
+  INSERT INTO ci.event (kind, subject) SELECT 'e', id FROM raised WHERE EXISTS (SELECT FROM ci.ready r WHERE r.job_id = id);   -- event: raised_height_reorders
+END $$;
+
+-- Ends an evaluation; what only it wanted is cancelled, step by step. Also for a person's cancel and a newer push.
+CREATE FUNCTION ci.end_evaluation(p_evaluation bigint, p_state ci.evaluation_state, p_error text DEFAULT NULL) RETURNS bool
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF p_state NOT IN ('aborted', 'cancelled') THEN
+    PERFORM ci.refuse('HC002', 'an evaluation ends as aborted or cancelled; a complete one is completed');
+  END IF;
+  UPDATE ci.evaluation SET state = p_state, error = left(p_error, 16000), ended_at = ci.clock()
+  WHERE id = p_evaluation AND state NOT IN ('aborted', 'cancelled');
+  IF NOT FOUND THEN RETURN false; END IF;
+  INSERT INTO ci.event (kind, subject) VALUES ('v', p_evaluation);                          -- event: ended_evaluation_cancels
+  RETURN true;
+END $$;

@@ -1,0 +1,187 @@
+-- What people and the operator change and ask: projects, pools, rebuild, cancel, why, and the lists of the pages.
+
+CREATE FUNCTION ci.put_project(p_name text, p_shares int DEFAULT 100, p_max_concurrent int DEFAULT NULL, p_pools text[] DEFAULT NULL,
+    p_untrusted_pools text[] DEFAULT '{}', p_paused bool DEFAULT false, p_retention interval DEFAULT '90 days') RETURNS int
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE v_id int; v_unknown text;
+BEGIN
+  SELECT n INTO v_unknown FROM unnest(p_pools || p_untrusted_pools) n WHERE NOT EXISTS (SELECT FROM ci.pool WHERE name = n) LIMIT 1;
+  IF FOUND THEN
+    PERFORM ci.refuse('HC007', format('project %s names pool %s, which does not exist', p_name, v_unknown));
+  END IF;
+  INSERT INTO ci.project AS p (name, shares, max_concurrent, pools, untrusted_pools, paused, retention)
+  VALUES (p_name, p_shares, p_max_concurrent, CASE WHEN p_pools IS NOT NULL THEN ARRAY(SELECT id FROM ci.pool WHERE name = ANY (p_pools)) END,
+          ARRAY(SELECT id FROM ci.pool WHERE name = ANY (p_untrusted_pools)), p_paused, p_retention)
+  ON CONFLICT (name) DO UPDATE SET shares = EXCLUDED.shares, max_concurrent = EXCLUDED.max_concurrent, pools = EXCLUDED.pools,
+    untrusted_pools = EXCLUDED.untrusted_pools, paused = EXCLUDED.paused, retention = EXCLUDED.retention, deleted_at = NULL
+  RETURNING id INTO v_id;
+  -- Builds that run already count: they get permits too, beyond the limit if need be, where no claim takes them again.
+  INSERT INTO ci.permit (project_id, n) SELECT v_id, n FROM generate_series(1, p_max_concurrent) n ON CONFLICT DO NOTHING;
+  WITH bare AS (UPDATE ci.running r SET permit = true FROM ci.lane l WHERE p_max_concurrent IS NOT NULL
+                AND l.id = r.lane_id AND l.project_id = v_id AND NOT r.permit RETURNING r.job_id),
+       numbered AS (SELECT job_id, row_number() OVER () AS i FROM bare),
+       free AS (SELECT n, row_number() OVER (ORDER BY n) AS i FROM ci.permit WHERE project_id = v_id AND job_id IS NULL)
+  INSERT INTO ci.permit (project_id, n, job_id)
+  SELECT v_id, coalesce(f.n, (SELECT max(n) FROM ci.permit WHERE project_id = v_id) + b.i), b.job_id FROM numbered b LEFT JOIN free f USING (i)
+  ON CONFLICT (project_id, n) DO UPDATE SET job_id = EXCLUDED.job_id;
+  DELETE FROM ci.permit WHERE project_id = v_id AND job_id IS NULL AND n > coalesce(p_max_concurrent, 0);
+  INSERT INTO ci.event (kind, subject) VALUES ('p', v_id);                                  -- event: project_reranks
+  RETURN v_id;
+END $$;
+
+-- Its evaluations are cancelled, its history stays.
+CREATE FUNCTION ci.remove_project(p_name text) RETURNS bool
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE v_id int;
+BEGIN
+  UPDATE ci.project SET deleted_at = ci.clock() WHERE name = p_name AND deleted_at IS NULL RETURNING id INTO v_id;
+  IF NOT FOUND THEN RETURN false; END IF;
+  PERFORM ci.end_evaluation(id, 'cancelled', 'the project was removed') FROM ci.evaluation
+  WHERE project_id = v_id AND state NOT IN ('aborted', 'cancelled');
+  INSERT INTO ci.event (kind, subject) VALUES ('p', v_id);
+  RETURN true;
+END $$;
+
+CREATE FUNCTION ci.put_pool(p_name text, p_login name, p_systems text[], p_features text[] DEFAULT '{benchmark,big-parallel,nixos-test}',
+    p_mandatory text[] DEFAULT '{}', p_slots int DEFAULT 1, p_at_maximum bool DEFAULT false) RETURNS int
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE v_id int;
+BEGIN
+  INSERT INTO ci.pool (name, login, systems, features, mandatory_features, slots, at_maximum)
+  VALUES (p_name, p_login, p_systems, p_features, p_mandatory, p_slots, p_at_maximum)
+  ON CONFLICT (name) DO UPDATE SET login = EXCLUDED.login, systems = EXCLUDED.systems, features = EXCLUDED.features,
+    mandatory_features = EXCLUDED.mandatory_features, slots = EXCLUDED.slots, at_maximum = EXCLUDED.at_maximum, deleted_at = NULL
+  RETURNING id INTO v_id;
+  INSERT INTO ci.event (kind, subject) VALUES ('p', v_id);                                  -- event: pool_revives_unsupported
+  RETURN v_id;
+END $$;
+
+CREATE FUNCTION ci.remove_pool(p_name text) RETURNS bool
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  UPDATE ci.pool SET deleted_at = ci.clock() WHERE name = p_name AND deleted_at IS NULL;
+  RETURN FOUND;
+END $$;
+
+-- Once more, first in line. Only the named build gets the priority; what failed because of it follows at its own.
+CREATE FUNCTION ci.rebuild(p_job bigint) RETURNS bool
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE v_job ci.job;
+BEGIN
+  SELECT * INTO v_job FROM ci.job WHERE id = p_job FOR NO KEY UPDATE;
+  IF NOT FOUND THEN PERFORM ci.refuse('HC007', format('there is no build %s', p_job)); END IF;
+  IF v_job.state = 'dep_failed' THEN
+    PERFORM ci.refuse('HC008', format('build %s did not fail itself: rebuild %s, which it depends on', p_job, v_job.root));
+  ELSIF v_job.state NOT IN ('failed', 'cancelled') THEN
+    RETURN false;
+  ELSIF NOT ci.wanted(p_job) THEN
+    PERFORM ci.refuse('HC008', format('no live evaluation wants build %s any more: evaluate again', p_job));
+  END IF;
+  PERFORM ci.reopen(ARRAY[p_job], 100::smallint);
+  RETURN true;
+END $$;
+
+-- A person's no to one build. If it runs, its builder hears of it with the next heartbeat.
+CREATE FUNCTION ci.cancel(p_job bigint) RETURNS bool
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM FROM ci.resolver FOR UPDATE;                                                      -- lock: cancel_resolver
+  IF EXISTS (SELECT FROM ci.retire(ARRAY[p_job], 'cancelled', NULL, 'cancelled by hand')) THEN RETURN true; END IF;
+  UPDATE ci.running SET cancelled = true WHERE job_id = p_job AND phase <> 'accepted';
+  RETURN FOUND;
+END $$;
+
+-- Why a job is not running, in sentences, most telling first. One row at least.
+CREATE FUNCTION ci.why(p_job bigint) RETURNS TABLE (code text, sentence text)
+  LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE j ci.job; c ci.class; b ci.blocked; v_ready ci.ready; w ci.job; v_ahead bigint; v_text text; v_now timestamptz := ci.clock(); n record;
+BEGIN
+  SELECT * INTO j FROM ci.job WHERE id = p_job;
+  IF NOT FOUND THEN PERFORM ci.refuse('HC007', format('there is no build %s', p_job)); END IF;
+  SELECT * INTO c FROM ci.class WHERE id = j.class_id;
+  IF j.state <> 'open' THEN
+    SELECT * INTO w FROM ci.job WHERE id = j.root;
+    RETURN QUERY SELECT j.state::text, CASE j.state
+      WHEN 'cached' THEN 'A substituter has it: there is nothing to build.'
+      WHEN 'succeeded' THEN format('It was built; it ended at %s.', to_char(j.ended_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI "UTC"'))
+      WHEN 'dep_failed' THEN format('It depends on %s (build %s), which %s.', w.drv_path, w.id, CASE w.state WHEN 'cancelled' THEN 'was cancelled' ELSE 'failed' END)
+      ELSE format('It %s: %s.', CASE j.state WHEN 'failed' THEN 'failed' ELSE 'was cancelled' END, coalesce(j.error, 'no reason is known')) END;
+    RETURN;
+  END IF;
+  SELECT r.phase, r.cancelled, d.name, r.claimed_at INTO n FROM ci.running r JOIN ci.session s ON s.id = r.session_id JOIN ci.node d ON d.id = s.node_id WHERE r.job_id = p_job;
+  IF FOUND THEN
+    RETURN QUERY SELECT n.phase::text, format('It is %s on %s, %s s after it was claimed%s.',
+      CASE n.phase WHEN 'building' THEN 'building' WHEN 'uploading' THEN 'uploading its outputs' ELSE 'being published' END,
+      n.name, floor(extract(epoch FROM v_now - n.claimed_at)), CASE WHEN n.cancelled THEN ', and will be stopped' ELSE '' END);
+    RETURN;
+  END IF;
+  SELECT * INTO b FROM ci.blocked WHERE job_id = p_job;
+  IF FOUND THEN
+    IF b.run_at > v_now THEN
+      RETURN QUERY SELECT 'retry', format('Attempt %s failed (%s); the next is due at %s.', j.retries, coalesce(j.error, j.failure), to_char(b.run_at AT TIME ZONE 'UTC', 'HH24:MI:SS "UTC"'));
+    END IF;
+    RETURN QUERY SELECT 'missing', format('Its input %s could not be fetched; a signer will look for it.', m.path) FROM ci.missing m WHERE m.job_id = p_job;
+    RETURN QUERY SELECT 'blocked', format('It waits for %s inputs; the deepest is %s (build %s), which is %s.', x.n, y.drv_path, y.id, CASE
+        WHEN r.job_id IS NOT NULL THEN r.phase || ' on ' || d.name || ' for ' || floor(extract(epoch FROM v_now - r.claimed_at)) || ' s'
+        WHEN k.job_id IS NOT NULL THEN 'ready to be claimed' ELSE 'waiting itself' END)
+      FROM (SELECT count(*) AS n FROM ci.job_input i JOIN ci.job q ON q.id = i.input WHERE i.referrer = p_job AND q.state = 'open') x,
+           ci.job y LEFT JOIN ci.running r ON r.job_id = y.id LEFT JOIN ci.session s ON s.id = r.session_id LEFT JOIN ci.node d ON d.id = s.node_id
+           LEFT JOIN ci.ready k ON k.job_id = y.id
+      WHERE y.id = b.watch AND y.state = 'open';
+    IF NOT FOUND AND b.run_at IS NULL AND NOT EXISTS (SELECT FROM ci.missing m WHERE m.job_id = p_job) THEN
+      RETURN QUERY SELECT 'resolving', 'It is about to be looked at by the resolver.';
+    END IF;
+    RETURN;
+  END IF;
+
+  -- Ready: who could take it?
+  SELECT * INTO v_ready FROM ci.ready WHERE job_id = p_job;
+  SELECT count(*) FILTER (WHERE ci.fits(ci.with_extra_platforms(p.systems), p.features || p.mandatory_features, p.mandatory_features, c)) AS fit,
+         count(*) FILTER (WHERE c.system = 'builtin' OR c.system = ANY (ci.with_extra_platforms(p.systems))) AS same_system,
+         bool_and(p.at_maximum) FILTER (WHERE ci.fits(ci.with_extra_platforms(p.systems), p.features || p.mandatory_features, p.mandatory_features, c)) AS full_up
+  INTO n FROM ci.pool p WHERE p.deleted_at IS NULL;
+  IF n.fit = 0 THEN
+    RETURN QUERY SELECT 'unsupported', ci.what_is_missing(c) || format(' It fails %s after the last one was seen, at %s.', '30 minutes',
+      to_char((c.last_capable + interval '30 minutes') AT TIME ZONE 'UTC', 'HH24:MI "UTC"'));
+    RETURN;
+  END IF;
+  RETURN QUERY SELECT 'paused', format('Project %s is paused.', p.name) FROM ci.offer o JOIN ci.lane l ON l.id = o.lane_id JOIN ci.project p ON p.id = l.project_id
+    WHERE o.job_id = p_job AND p.paused;
+  RETURN QUERY SELECT 'limit', format('Project %s has %s builds running, which is its limit.', p.name, p.max_concurrent)
+    FROM ci.offer o JOIN ci.lane l ON l.id = o.lane_id JOIN ci.project p ON p.id = l.project_id
+    WHERE o.job_id = p_job AND p.max_concurrent IS NOT NULL AND NOT EXISTS (SELECT FROM ci.permit m WHERE m.project_id = p.id AND m.job_id IS NULL);
+  RETURN QUERY SELECT 'pools', format('Project %s may build this only in pools that cannot run it.', p.name)
+    FROM ci.offer o JOIN ci.lane l ON l.id = o.lane_id JOIN ci.project p ON p.id = l.project_id
+    WHERE o.job_id = p_job AND NOT EXISTS (SELECT FROM ci.pool q WHERE q.deleted_at IS NULL
+      AND ci.fits(ci.with_extra_platforms(q.systems), q.features || q.mandatory_features, q.mandatory_features, c)
+      AND CASE l.tier WHEN 0 THEN p.pools IS NULL OR q.id = ANY (p.pools) ELSE q.id = ANY (p.untrusted_pools) END);
+  RETURN QUERY SELECT 'draining', format('Node %s could take it but drains (%s).', d.name, string_agg(x.reason, ', '))
+    FROM ci.session s JOIN ci.profile p ON p.id = s.profile_id JOIN ci.node d ON d.id = s.node_id JOIN ci.drain x ON x.node_id = d.id AND x.session_id IN (0, s.id)
+    WHERE s.ended_at IS NULL AND s.last_seen > v_now - ci.lease() AND j.class_id = ANY (p.classes) GROUP BY d.name;
+  RETURN QUERY SELECT 'uploads', format('Node %s could take it but has %s uploads waiting.', d.name, count(*))
+    FROM ci.session s JOIN ci.profile p ON p.id = s.profile_id JOIN ci.node d ON d.id = s.node_id JOIN ci.running r ON r.session_id = s.id AND r.phase = 'uploading'
+    WHERE s.ended_at IS NULL AND j.class_id = ANY (p.classes) GROUP BY d.name, s.slots HAVING count(*) > 2 * s.slots;
+  IF NOT ci.other_node(j.class_id, 0) THEN
+    RETURN QUERY SELECT 'no_node', CASE WHEN n.full_up THEN 'Every pool that can run it is at its maximum and has no node that would claim it.'
+      ELSE 'No node that can run it claims at the moment; a pool that can exists.' END;
+  END IF;
+  IF v_ready.avoid IS NOT NULL THEN
+    RETURN QUERY SELECT 'avoid', format('It failed on node %s and waits for another.', (SELECT d.name FROM ci.node d WHERE d.id = v_ready.avoid));
+  END IF;
+  FOR n IN SELECT o.*, p.name, (l.used + l.inflight) / p.shares AS ratio, p.shares FROM ci.offer o JOIN ci.lane l ON l.id = o.lane_id JOIN ci.project p ON p.id = l.project_id WHERE o.job_id = p_job LOOP
+    SELECT count(*) INTO v_ahead FROM (SELECT FROM ci.offer o WHERE o.lane_id = n.lane_id
+      AND (o.urgency, o.evaluation_id, o.shortness, o.job_id) < (n.urgency, n.evaluation_id, n.shortness, n.job_id) LIMIT 10000) x;
+    RETURN QUERY SELECT 'order', format('It is number %s in the line of project %s, which has used %s s of builder time per share (%s shares).',
+      v_ahead + 1, n.name, round(n.ratio::numeric, 1), n.shares);
+  END LOOP;
+END $$;
+
+CREATE FUNCTION ci.what_is_missing(c ci.class) RETURNS text LANGUAGE sql STABLE AS $$
+  SELECT CASE
+    WHEN c.system <> 'builtin' AND NOT EXISTS (SELECT FROM ci.pool p WHERE p.deleted_at IS NULL AND c.system = ANY (ci.with_extra_platforms(p.systems)))
+      THEN format('No pool or node builds for %s.', c.system)
+    ELSE format('No pool or node for %s offers %s.', c.system, coalesce((
+      SELECT 'the feature ' || string_agg(f, ', ') FROM unnest(c.features) f WHERE NOT EXISTS (
+        SELECT FROM ci.pool p WHERE p.deleted_at IS NULL AND c.system = ANY (ci.with_extra_platforms(p.systems)) AND f = ANY (p.features || p.mandatory_features))),
+      'the features ' || array_to_string(c.features, ', ') || ' together')) END
+$$;

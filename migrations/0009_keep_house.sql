@@ -1,0 +1,200 @@
+-- The control plane's own house: replicas, the two leaders, and what the janitor's leader does. Safety never rests on
+-- leadership: every function here is right if two run at once; the generation only keeps a former leader from judging.
+
+------------------------------------------------------------------------------------------------ replicas, leaders
+
+-- Registers a replica or says that it lives; created_at stays, so the oldest stays the oldest across a restart.
+CREATE FUNCTION ci.beat(p_replica uuid, p_role text, p_url text) RETURNS void
+  LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  INSERT INTO ci.replica AS r (id, role, url) VALUES (p_replica, p_role, p_url)
+  ON CONFLICT (id) DO UPDATE SET last_beat = ci.clock(), url = EXCLUDED.url, role = EXCLUDED.role
+$$;
+
+CREATE FUNCTION ci.leave(p_replica uuid) RETURNS void LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+  AS $$ DELETE FROM ci.replica WHERE id = p_replica $$;
+
+-- Replicas that beat within the last 30 s, the oldest first.
+CREATE FUNCTION ci.healthy_replicas() RETURNS SETOF ci.replica LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+  AS $$ SELECT * FROM ci.replica WHERE last_beat > ci.clock() - interval '30 seconds' ORDER BY created_at, id $$;
+
+CREATE FUNCTION ci.lock_key(p_name text) RETURNS bigint LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+  AS $$ SELECT lock_key FROM ci.leadership WHERE name = p_name $$;
+
+-- To be called on the connection that has just taken the advisory lock: a new generation begins.
+CREATE FUNCTION ci.lead(p_name text, p_replica uuid) RETURNS bigint
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE v_generation bigint;
+BEGIN
+  UPDATE ci.leadership l SET generation = generation + 1, replica_id = p_replica, since = ci.clock()
+  WHERE l.name = p_name AND EXISTS (SELECT FROM pg_locks k WHERE k.locktype = 'advisory' AND k.granted AND k.pid = pg_backend_pid()   -- fence: lead_lock
+    AND k.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND (k.classid::bigint << 32 | k.objid::bigint) = l.lock_key AND k.objsubid = 1)
+  RETURNING generation INTO v_generation;
+  IF NOT FOUND THEN PERFORM ci.refuse('HC005', format('this connection does not hold the lock of the %s', left(p_name, 100))); END IF;
+  RETURN v_generation;
+END $$;
+
+-- Who leads, as far as can be told from here: the last to have begun a generation, and whether the lock is held at all.
+CREATE FUNCTION ci.leader(p_name text) RETURNS TABLE (replica_id uuid, url text, generation bigint, since timestamptz, held bool)
+  LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  SELECT l.replica_id, r.url, l.generation, l.since, EXISTS (SELECT FROM pg_locks k WHERE k.locktype = 'advisory' AND k.granted
+    AND k.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND (k.classid::bigint << 32 | k.objid::bigint) = l.lock_key AND k.objsubid = 1)
+  FROM ci.leadership l LEFT JOIN ci.replica r ON r.id = l.replica_id WHERE l.name = p_name
+$$;
+
+CREATE FUNCTION ci.require_leader(p_name text, p_generation bigint) RETURNS timestamptz LANGUAGE plpgsql STABLE AS $$
+DECLARE v_since timestamptz;
+BEGIN
+  SELECT since INTO v_since FROM ci.leadership WHERE name = p_name AND generation = p_generation;   -- fence: generation
+  IF NOT FOUND THEN
+    PERFORM ci.refuse('HC005', format('generation %s of the %s is over: another leads', p_generation, p_name));
+  END IF;
+  RETURN v_since;
+END $$;
+
+------------------------------------------------------------------------------------------------ the janitor's work
+
+-- Builds whose lease ended. Judges nothing until it has led for a whole lease on one connection: after an outage of
+-- the database every builder has had the time to say that it lives. A session that lives but does not name a build
+-- never got it: that is an interruption, not a failure.
+CREATE FUNCTION ci.reap(p_generation bigint) RETURNS int
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE v_now timestamptz := ci.clock(); v_row record; v_count int := 0; v_kind ci.failure_kind;
+BEGIN
+  IF ci.require_leader('janitor', p_generation) > v_now - ci.lease() THEN RETURN 0; END IF;   -- fence: reap_waits
+  SELECT * INTO v_kind FROM ci.failure_kind WHERE kind = 'node_died';
+  FOR v_row IN
+    SELECT r.job_id, r.attempt, r.session_id, r.cancelled, s.node_id, n.name, s.ended_at IS NULL AND s.last_seen > v_now - ci.lease() AS alive
+    FROM ci.running r JOIN ci.session s ON s.id = r.session_id JOIN ci.node n ON n.id = s.node_id
+    WHERE r.lease_until < v_now
+      AND r.phase <> 'accepted'                                                             -- fence: reap_accepted
+    ORDER BY r.job_id LIMIT 1000 FOR UPDATE OF r SKIP LOCKED                                -- lock: reap_running
+  LOOP
+    IF v_row.alive OR v_row.cancelled THEN
+      PERFORM ci.interrupt(v_row.session_id, ARRAY[v_row.job_id], ARRAY[v_row.attempt], format('node %s did not know of it', v_row.name));
+    ELSE
+      PERFORM ci.fail_attempts(ARRAY[v_row.job_id], v_row.node_id, v_kind, format('node %s was not heard of for 2 minutes', v_row.name));
+    END IF;
+    v_count := v_count + 1;
+  END LOOP;
+  WITH dead AS (UPDATE ci.session SET ended_at = v_now WHERE id = ANY (ARRAY(
+         SELECT s.id FROM ci.session s WHERE s.ended_at IS NULL AND s.last_seen < v_now - ci.lease()
+           AND NOT EXISTS (SELECT FROM ci.running r WHERE r.session_id = s.id AND r.phase <> 'accepted') FOR UPDATE SKIP LOCKED)) RETURNING id)
+  DELETE FROM ci.drain d USING dead WHERE d.session_id = dead.id;
+  RETURN v_count;
+END $$;
+
+-- Notes which classes somebody could run, pools without a single node included, and reopens what had failed for want
+-- of one. Runs under the resolver's lock.
+CREATE FUNCTION ci.see_capable() RETURNS void LANGUAGE plpgsql AS $$
+DECLARE v_classes int[]; v_jobs bigint[];
+BEGIN
+  SELECT array_agg(c.id) INTO v_classes FROM ci.class c
+  WHERE EXISTS (SELECT FROM ci.pool p WHERE p.deleted_at IS NULL
+                AND ci.fits(ci.with_extra_platforms(p.systems), p.features || p.mandatory_features, p.mandatory_features, c))
+     OR EXISTS (SELECT FROM ci.session s JOIN ci.profile p ON p.id = s.profile_id
+                WHERE s.ended_at IS NULL AND s.last_seen > ci.clock() - ci.lease() AND c.id = ANY (p.classes));
+  UPDATE ci.class SET last_capable = ci.clock() WHERE id = ANY (v_classes);
+  SELECT array_agg(id) INTO v_jobs FROM (
+    SELECT j.id FROM ci.job j WHERE j.failure = 'unsupported' AND j.state = 'failed' AND j.class_id = ANY (v_classes)
+      AND ci.wanted(j.id) ORDER BY j.id LIMIT 10000 FOR NO KEY UPDATE) x;
+  IF v_jobs IS NOT NULL THEN PERFORM ci.reopen(v_jobs); END IF;
+END $$;
+
+-- Fails what nobody could run for 30 minutes: counted from when somebody last could, never from the job's age.
+CREATE FUNCTION ci.fail_unsupported(p_generation bigint) RETURNS int
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE v_count int := 0; c ci.class;
+BEGIN
+  PERFORM ci.require_leader('janitor', p_generation);
+  PERFORM FROM ci.resolver FOR UPDATE;
+  PERFORM ci.see_capable();
+  FOR c IN SELECT * FROM ci.class WHERE last_capable < ci.clock() - interval '30 minutes' LOOP
+    v_count := v_count + (SELECT count(*) FROM ci.retire(ARRAY(
+      SELECT DISTINCT o.job_id FROM ci.lane l JOIN ci.offer o ON o.lane_id = l.id WHERE l.class_id = c.id LIMIT 2000),
+      'failed', 'unsupported', ci.what_is_missing(c)));
+  END LOOP;
+  RETURN v_count;
+END $$;
+
+-- Half-life of about 13 hours: 0.95 for every full hour since the last time.
+CREATE FUNCTION ci.decay(p_generation bigint) RETURNS int
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE v_hours int;
+BEGIN
+  PERFORM ci.require_leader('janitor', p_generation);
+  SELECT floor(extract(epoch FROM ci.clock() - decayed_at) / 3600) INTO v_hours FROM ci.resolver FOR UPDATE;
+  IF v_hours <= 0 THEN RETURN 0; END IF;
+  UPDATE ci.lane SET used = used * 0.95 ^ least(v_hours, 1000) WHERE used > 0;
+  UPDATE ci.resolver SET decayed_at = decayed_at + make_interval(hours => v_hours);
+  RETURN v_hours;
+END $$;
+
+-- What has had its day: replicas silent for a minute, tails of builds that ended, long-gone sessions without history.
+CREATE FUNCTION ci.prune(p_generation bigint) RETURNS void
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM ci.require_leader('janitor', p_generation);
+  DELETE FROM ci.replica WHERE last_beat < ci.clock() - interval '60 seconds';
+  DELETE FROM ci.log_tail t WHERE NOT EXISTS (SELECT FROM ci.running r WHERE r.job_id = t.job_id AND r.attempt = t.attempt);
+  DELETE FROM ci.session s WHERE s.ended_at < ci.clock() - interval '1 day'
+    AND NOT EXISTS (SELECT FROM ci.running r WHERE r.session_id = s.id) AND NOT EXISTS (SELECT FROM ci.attempt a WHERE a.session_id = s.id);
+END $$;
+
+-- Evaluations past their project's retention, but for pinned ones and the last complete one of a branch, and the jobs
+-- that only they needed. At most p_rows rows a call; answers how many went.
+CREATE FUNCTION ci.retain(p_generation bigint, p_rows int DEFAULT 2000) RETURNS int
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE v_evaluation ci.evaluation; v_count int := 0; v_jobs bigint[]; v_looked bigint[];
+BEGIN
+  PERFORM ci.require_leader('janitor', p_generation);
+  PERFORM FROM ci.resolver FOR UPDATE;
+  PERFORM FROM ci.gate FOR UPDATE;                                                          -- lock: retain_gate
+  SELECT e.* INTO v_evaluation FROM ci.evaluation e JOIN ci.project p ON p.id = e.project_id
+  WHERE e.created_at < ci.clock() - p.retention AND NOT e.pinned                            -- fence: pinned
+    AND (e.state IN ('aborted', 'cancelled') OR EXISTS (                                    -- fence: last_of_branch
+      SELECT FROM ci.evaluation l WHERE l.project_id = e.project_id AND l.branch IS NOT DISTINCT FROM e.branch AND l.id > e.id AND l.state = 'complete'))
+  ORDER BY e.id LIMIT 1;
+  IF FOUND THEN
+    IF v_evaluation.state NOT IN ('aborted', 'cancelled') THEN
+      PERFORM ci.end_evaluation(v_evaluation.id, 'cancelled', 'past its retention');
+    END IF;
+    WITH gone AS (DELETE FROM ci.want WHERE ctid = ANY (ARRAY(
+           SELECT w.ctid FROM ci.want w JOIN ci.job j ON j.id = w.job_id WHERE w.evaluation_id = v_evaluation.id
+             AND (j.state <> 'open' OR EXISTS (SELECT FROM ci.want o JOIN ci.evaluation e ON e.id = o.evaluation_id
+                  WHERE o.job_id = j.id AND e.state IN ('evaluating', 'complete'))) LIMIT p_rows)) RETURNING job_id)
+    INSERT INTO ci.orphan SELECT DISTINCT job_id FROM gone ON CONFLICT DO NOTHING;
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    IF NOT EXISTS (SELECT FROM ci.want WHERE evaluation_id = v_evaluation.id) THEN
+      DELETE FROM ci.evaluation WHERE id = v_evaluation.id;
+      v_count := v_count + 1;
+    END IF;
+    RETURN v_count;
+  END IF;
+
+  SELECT array_agg(job_id) INTO v_looked FROM (SELECT job_id FROM ci.orphan LIMIT p_rows) x;
+  IF v_looked IS NULL THEN RETURN 0; END IF;
+  DELETE FROM ci.orphan WHERE job_id = ANY (v_looked);
+  SELECT array_agg(j.id) INTO v_jobs FROM ci.job j WHERE j.id = ANY (v_looked) AND j.state <> 'open'
+    AND NOT EXISTS (SELECT FROM ci.want w WHERE w.job_id = j.id)                            -- fence: retain_wanted
+    AND NOT EXISTS (SELECT FROM ci.job_input i WHERE i.input = j.id);                       -- fence: retain_input
+  WITH edges AS (DELETE FROM ci.job_input WHERE referrer = ANY (v_jobs) RETURNING input)
+  INSERT INTO ci.orphan SELECT DISTINCT input FROM edges ON CONFLICT DO NOTHING;
+  DELETE FROM ci.aterm WHERE job_id = ANY (v_jobs);
+  DELETE FROM ci.output WHERE job_id = ANY (v_jobs);
+  DELETE FROM ci.twin WHERE job_id = ANY (v_jobs);
+  DELETE FROM ci.attempt WHERE job_id = ANY (v_jobs);
+  DELETE FROM ci.job WHERE id = ANY (v_jobs);
+  RETURN cardinality(v_looked);
+END $$;
+
+-- Builders' transactions last milliseconds. One that stays open holds back vacuum for everybody: it is ended.
+CREATE FUNCTION ci.end_long_transactions(p_generation bigint, p_older_than interval DEFAULT '10 seconds') RETURNS int
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM ci.require_leader('janitor', p_generation);
+  RETURN (SELECT count(*) FILTER (WHERE pg_terminate_backend(a.pid)) FROM pg_stat_activity a
+    WHERE a.datname = current_database() AND a.pid <> pg_backend_pid() AND a.xact_start < clock_timestamp() - p_older_than
+      AND a.usename IN (SELECT login FROM ci.pool));
+END $$;

@@ -1,0 +1,71 @@
+use sqlx::postgres::{PgArguments, PgConnectOptions, PgPoolOptions, PgRow};
+use sqlx::query::Query;
+use sqlx::{PgPool, Postgres};
+
+use crate::Result;
+
+/// A way to the database. Calls work through a transaction-mode pooler too: there each runs in a transaction of its
+/// own and leaves no prepared statement behind.
+#[derive(Debug, Clone)]
+pub struct Db {
+    pool: PgPool,
+    pooled: bool,
+}
+
+impl Db {
+    /// Connects straight to PostgreSQL with up to `connections` connections, made when they are needed.
+    pub fn direct(url: &str, connections: u32) -> Result<Self> {
+        Self::connect(url, connections, false)
+    }
+
+    /// Connects through a pooler in transaction mode.
+    pub fn pooled(url: &str, connections: u32) -> Result<Self> {
+        Self::connect(url, connections, true)
+    }
+
+    fn connect(url: &str, connections: u32, pooled: bool) -> Result<Self> {
+        let mut options: PgConnectOptions = url.parse()?;
+        if pooled {
+            options = options.statement_cache_capacity(0);
+        }
+        let pool = PgPoolOptions::new().max_connections(connections).connect_lazy_with(options);
+        Ok(Self { pool, pooled })
+    }
+
+    /// The same database by an existing pool of direct connections.
+    pub fn from_pool(pool: PgPool) -> Self {
+        Self { pool, pooled: false }
+    }
+
+    pub(crate) async fn rows(&self, query: Query<'_, Postgres, PgArguments>) -> Result<Vec<PgRow>> {
+        if !self.pooled {
+            return Ok(query.fetch_all(&self.pool).await?);
+        }
+        let mut transaction = self.pool.begin().await?;
+        let rows = query.persistent(false).fetch_all(&mut *transaction).await?;
+        transaction.commit().await?;
+        Ok(rows)
+    }
+
+    pub(crate) async fn row(&self, query: Query<'_, Postgres, PgArguments>) -> Result<PgRow> {
+        let rows = self.rows(query).await?;
+        Ok(rows.into_iter().next().ok_or(sqlx::Error::RowNotFound)?)
+    }
+
+    pub(crate) async fn value<T>(&self, query: Query<'_, Postgres, PgArguments>) -> Result<T>
+    where
+        T: for<'r> sqlx::Decode<'r, Postgres> + sqlx::Type<Postgres>,
+    {
+        use sqlx::Row;
+        Ok(self.row(query).await?.try_get(0)?)
+    }
+
+    pub(crate) async fn column<T>(&self, query: Query<'_, Postgres, PgArguments>) -> Result<Vec<T>>
+    where
+        T: for<'r> sqlx::Decode<'r, Postgres> + sqlx::Type<Postgres>,
+    {
+        use sqlx::Row;
+        let rows = self.rows(query).await?;
+        Ok(rows.iter().map(|row| row.try_get(0)).collect::<std::result::Result<_, _>>()?)
+    }
+}

@@ -1,0 +1,345 @@
+//! How an evaluation writes its graph: in topologically closed chunks, while it still runs.
+
+use std::collections::HashMap;
+
+use nix_derivation::Derivation;
+use sqlx::Row;
+use thiserror::Error as ThisError;
+
+use crate::people::Ending;
+use crate::{Db, Error, Result};
+
+/// A chunk is one short transaction: so many derivations at most,
+const CHUNK_NODES: usize = 2_000;
+/// or so many bytes of their texts, whichever comes first.
+const CHUNK_BYTES: usize = 8 << 20;
+
+/// A derivation of the graph.
+#[derive(Debug, Clone, Default)]
+pub struct Node {
+    /// Its path.
+    pub drv_path: String,
+    /// The system it is built on.
+    pub system: String,
+    /// The features its node must have.
+    pub features: Vec<String>,
+    /// A substituter has all its outputs: no job.
+    pub cached: bool,
+    /// Its text. Not needed for what is cached.
+    pub aterm: Option<Vec<u8>>,
+    /// Names and, where known before the build, paths of its outputs.
+    pub outputs: Vec<(String, Option<String>)>,
+    /// Paths of the derivations it needs.
+    pub inputs: Vec<String>,
+}
+
+/// Why a derivation's text is not taken.
+#[derive(Debug, ThisError)]
+pub enum NodeError {
+    /// The path does not end in `.drv` or has no name.
+    #[error("{0} is not the path of a derivation")]
+    NotADerivation(String),
+    /// It cannot be parsed.
+    #[error("{path} is not a derivation's text")]
+    Parse {
+        /// Whose text.
+        path: String,
+        /// What is wrong with it.
+        #[source]
+        source: nix_derivation::Error,
+    },
+    /// The text belongs to another path.
+    #[error("{claimed} does not name its text, whose path is {actual}: the file was changed or mixed up")]
+    WrongPath {
+        /// The path it came with.
+        claimed: String,
+        /// The path that its hash gives.
+        actual: String,
+    },
+}
+
+impl Node {
+    /// Reads a `.drv` file. Its path must follow from its text: an honest mistake is found here, a dishonest one by the
+    /// signer, who proves it again.
+    pub fn parse(drv_path: &str, aterm: Vec<u8>) -> std::result::Result<Self, NodeError> {
+        let name = drv_path
+            .rsplit('/')
+            .next()
+            .and_then(|base| base.get(33..))
+            .and_then(|name| name.strip_suffix(".drv"))
+            .ok_or_else(|| NodeError::NotADerivation(drv_path.to_owned()))?;
+        let parse = |source| NodeError::Parse { path: drv_path.to_owned(), source };
+        let derivation = Derivation::from_aterm_bytes(&aterm, name).map_err(parse)?;
+        let actual = derivation.drv_path().map_err(parse)?.to_absolute_path();
+        if actual != drv_path {
+            return Err(NodeError::WrongPath { claimed: drv_path.to_owned(), actual });
+        }
+        let outputs = derivation.outputs().iter().map(|(name, output)| {
+            let path = output.path(derivation.name(), name).ok().flatten().map(|path| path.to_absolute_path());
+            (name.to_string(), path)
+        });
+        let outputs = outputs.collect();
+        let inputs = derivation.input_derivations().keys().map(|path| path.to_absolute_path()).collect();
+        let features = derivation.required_system_features().map_err(parse)?.into_iter().collect();
+        let system = String::from_utf8_lossy(derivation.system().as_ref()).into_owned();
+        Ok(Self { drv_path: drv_path.to_owned(), system, features, cached: false, aterm: Some(aterm), outputs, inputs })
+    }
+}
+
+/// What a substituter or an uploaded source says a path is.
+#[derive(Debug, Clone)]
+pub struct KnownPath {
+    /// The store path.
+    pub path: String,
+    /// SHA-256 of its NAR.
+    pub nar_hash: Vec<u8>,
+    /// Bytes of its NAR.
+    pub nar_size: i64,
+    /// Store paths it refers to.
+    pub references: Vec<String>,
+}
+
+/// An attribute and what came of it.
+#[derive(Debug, Clone)]
+pub struct Attr {
+    /// Its path, `checks.x86_64-linux.unit` for one.
+    pub name: String,
+    /// The derivation it evaluated to,
+    pub drv_path: Option<String>,
+    /// or Nix's own words.
+    pub error: Option<String>,
+}
+
+/// Records what paths are; the first word stands. Answers how many were new.
+pub async fn record_paths(db: &Db, paths: &[KnownPath]) -> Result<i32> {
+    let query = sqlx::query("SELECT ci.record_paths($1, $2, $3, $4)")
+        .bind(paths.iter().map(|p| p.path.as_str()).collect::<Vec<_>>())
+        .bind(paths.iter().map(|p| p.nar_hash.as_slice()).collect::<Vec<_>>())
+        .bind(paths.iter().map(|p| p.nar_size).collect::<Vec<_>>())
+        .bind(paths.iter().map(|p| p.references.join(" ")).collect::<Vec<_>>());
+    db.value(query).await
+}
+
+/// An evaluation that is being written.
+#[derive(Debug)]
+pub struct Ingest {
+    db: Db,
+    /// The evaluation's id.
+    pub evaluation: i64,
+    index: HashMap<String, usize>,
+    placed: Vec<Placed>,
+}
+
+#[derive(Debug)]
+struct Placed {
+    id: i64,
+    depth: i32,
+    height: i32,
+    inputs: Vec<usize>,
+}
+
+impl Ingest {
+    /// Begins an evaluation of a project.
+    pub async fn begin(db: &Db, project: &str, source: &str, branch: Option<&str>, commit: Option<&str>, untrusted: bool) -> Result<Self> {
+        let query = sqlx::query("SELECT ci.create_evaluation($1, $2, $3, $4, $5)").bind(project).bind(source);
+        let evaluation = db.value(query.bind(branch).bind(commit).bind(i16::from(untrusted))).await?;
+        Ok(Self { db: db.clone(), evaluation, index: HashMap::new(), placed: Vec::new() })
+    }
+
+    /// The job of a derivation that was added.
+    pub fn job(&self, drv_path: &str) -> Option<i64> {
+        self.index.get(drv_path).map(|&at| self.placed[at].id)
+    }
+
+    /// Adds derivations. Inputs must be among them or have been added before. What the database knows is not sent again.
+    pub async fn add(&mut self, nodes: Vec<Node>) -> Result<()> {
+        let order = self.sort(&nodes)?;
+        let known = self.ask_known(&nodes).await?;
+        let heights = heights_within(&nodes, &order);
+        let mut nodes: Vec<Option<Node>> = nodes.into_iter().map(Some).collect();
+        let mut chunk = Chunk::default();
+        for at in order {
+            let Some(node) = nodes[at].take() else { continue };
+            if self.index.contains_key(&node.drv_path) {
+                continue;
+            }
+            let mut inputs = Vec::with_capacity(node.inputs.len());
+            for input in &node.inputs {
+                inputs.push(*self.index.get(input).ok_or_else(|| dangling(&node.drv_path, input))?);
+            }
+            let below = inputs.iter().map(|&input| self.placed[input].depth + 1).max().unwrap_or(0);
+            let (id, depth) = known.get(&node.drv_path).copied().unwrap_or((0, below));
+            self.index.insert(node.drv_path.clone(), self.placed.len());
+            self.placed.push(Placed { id, depth, height: heights[at], inputs });
+            match id {
+                0 => chunk.send(self.placed.len() - 1, node),
+                _ => chunk.known.push(self.placed.len() - 1),
+            }
+            if chunk.is_full() {
+                self.send(std::mem::take(&mut chunk)).await?;
+            }
+        }
+        self.send(chunk).await
+    }
+
+    /// The graph is whole. Chains that grew since their derivations were sent are raised.
+    pub async fn complete(mut self, attrs: &[Attr]) -> Result<i64> {
+        let raised = self.raise_heights();
+        let (jobs, heights): (Vec<i64>, Vec<i32>) = raised.into_iter().unzip();
+        let query = sqlx::query("SELECT ci.complete_evaluation($1, $2, $3, $4, $5, $6)")
+            .bind(self.evaluation)
+            .bind(attrs.iter().map(|a| a.name.as_str()).collect::<Vec<_>>())
+            .bind(attrs.iter().map(|a| a.drv_path.as_deref().and_then(|path| self.job(path))).collect::<Vec<_>>())
+            .bind(attrs.iter().map(|a| a.error.as_deref()).collect::<Vec<_>>())
+            .bind(jobs)
+            .bind(heights);
+        self.db.row(query).await?;
+        Ok(self.evaluation)
+    }
+
+    /// It cannot be finished: what only it wanted is cancelled.
+    pub async fn abort(self, error: &str) -> Result<()> {
+        crate::people::end_evaluation(&self.db, self.evaluation, Ending::Aborted, Some(error)).await?;
+        Ok(())
+    }
+
+    /// Inputs before what needs them; a cycle or an input that is nowhere is an error.
+    fn sort(&self, nodes: &[Node]) -> Result<Vec<usize>> {
+        let here: HashMap<&str, usize> = nodes.iter().enumerate().map(|(at, node)| (node.drv_path.as_str(), at)).collect();
+        let mut order = Vec::with_capacity(nodes.len());
+        let mut waits = vec![0_usize; nodes.len()];
+        let mut above = vec![Vec::new(); nodes.len()];
+        for (at, node) in nodes.iter().enumerate() {
+            for input in &node.inputs {
+                match here.get(input.as_str()) {
+                    Some(&below) => {
+                        waits[at] += 1;
+                        above[below].push(at);
+                    }
+                    None if self.index.contains_key(input) => {}
+                    None => return Err(dangling(&node.drv_path, input)),
+                }
+            }
+        }
+        order.extend((0..nodes.len()).filter(|&at| waits[at] == 0));
+        let mut next = 0;
+        while let Some(&at) = order.get(next) {
+            next += 1;
+            for &referrer in &above[at] {
+                waits[referrer] -= 1;
+                if waits[referrer] == 0 {
+                    order.push(referrer);
+                }
+            }
+        }
+        match waits.iter().position(|&left| left > 0) {
+            Some(at) => Err(Error::Graph(format!("{} is, through its inputs, its own input", nodes[at].drv_path))),
+            None => Ok(order),
+        }
+    }
+
+    async fn ask_known(&self, nodes: &[Node]) -> Result<HashMap<String, (i64, i32)>> {
+        let mut known = HashMap::new();
+        for asked in nodes.chunks(20_000) {
+            let paths: Vec<&str> = asked.iter().map(|node| node.drv_path.as_str()).collect();
+            for row in self.db.rows(sqlx::query("SELECT drv_path, job_id, depth FROM ci.known($1)").bind(paths)).await? {
+                known.insert(row.try_get(0)?, (row.try_get(1)?, row.try_get(2)?));
+            }
+        }
+        Ok(known)
+    }
+
+    async fn send(&mut self, chunk: Chunk) -> Result<()> {
+        if chunk.fresh.is_empty() && chunk.known.is_empty() {
+            return Ok(());
+        }
+        // Positions as ci.ingest counts them: the chunk's own from 1, then what is known.
+        let mut position: HashMap<usize, i32> = (1..).zip(&chunk.fresh).map(|(n, (at, _))| (*at, n)).collect();
+        let mut known = chunk.known.iter().map(|&at| self.placed[at].id).collect::<Vec<_>>();
+        let (mut edge_of, mut edge_to) = (Vec::new(), Vec::new());
+        let (mut output_of, mut output_names, mut output_paths) = (Vec::new(), Vec::new(), Vec::new());
+        let count = i32::try_from(chunk.fresh.len()).unwrap_or(i32::MAX);
+        for (n, (at, node)) in (1..).zip(&chunk.fresh) {
+            for &input in &self.placed[*at].inputs {
+                let to = *position.entry(input).or_insert_with(|| {
+                    known.push(self.placed[input].id);
+                    count + i32::try_from(known.len()).unwrap_or(i32::MAX)
+                });
+                edge_of.push(n);
+                edge_to.push(to);
+            }
+            for (name, path) in &node.outputs {
+                output_of.push(n);
+                output_names.push(name.as_str());
+                output_paths.push(path.as_deref());
+            }
+        }
+        let fresh = || chunk.fresh.iter();
+        let query = sqlx::query("SELECT ci.ingest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)")
+            .bind(self.evaluation)
+            .bind(fresh().map(|(_, node)| node.drv_path.as_str()).collect::<Vec<_>>())
+            .bind(fresh().map(|(_, node)| node.system.as_str()).collect::<Vec<_>>())
+            .bind(fresh().map(|(_, node)| node.features.join(" ")).collect::<Vec<_>>())
+            .bind(fresh().map(|(_, node)| node.cached).collect::<Vec<_>>())
+            .bind(fresh().map(|(at, _)| self.placed[*at].depth).collect::<Vec<_>>())
+            .bind(fresh().map(|(at, _)| self.placed[*at].height).collect::<Vec<_>>())
+            .bind(fresh().map(|(_, node)| node.aterm.as_deref()).collect::<Vec<_>>())
+            .bind(output_of)
+            .bind(output_names)
+            .bind(output_paths)
+            .bind(edge_of)
+            .bind(edge_to)
+            .bind(known);
+        let ids: Vec<i64> = self.db.value(query).await?;
+        for ((at, _), id) in chunk.fresh.iter().zip(ids) {
+            self.placed[*at].id = id;
+        }
+        Ok(())
+    }
+
+    /// Heights over everything added; answers those that are more than was sent.
+    fn raise_heights(&mut self) -> Vec<(i64, i32)> {
+        let mut heights = vec![0; self.placed.len()];
+        // Inputs were placed before what needs them, so one pass from the end sees every referrer first.
+        for at in (0..self.placed.len()).rev() {
+            for &input in &self.placed[at].inputs {
+                heights[input] = heights[input].max(heights[at] + 1);
+            }
+        }
+        let all = self.placed.iter().zip(&heights);
+        all.filter(|(placed, height)| **height > placed.height).map(|(placed, height)| (placed.id, *height)).collect()
+    }
+}
+
+#[derive(Debug, Default)]
+struct Chunk {
+    fresh: Vec<(usize, Node)>,
+    known: Vec<usize>,
+    bytes: usize,
+}
+
+impl Chunk {
+    fn send(&mut self, at: usize, node: Node) {
+        self.bytes += node.aterm.as_ref().map_or(0, Vec::len);
+        self.fresh.push((at, node));
+    }
+
+    fn is_full(&self) -> bool {
+        self.fresh.len() >= CHUNK_NODES || self.bytes >= CHUNK_BYTES || self.known.len() >= 10 * CHUNK_NODES
+    }
+}
+
+fn dangling(drv_path: &str, input: &str) -> Error {
+    Error::Graph(format!("{drv_path} needs {input}, which was not added: add inputs first"))
+}
+
+fn heights_within(nodes: &[Node], order: &[usize]) -> Vec<i32> {
+    let here: HashMap<&str, usize> = nodes.iter().enumerate().map(|(at, node)| (node.drv_path.as_str(), at)).collect();
+    let mut heights = vec![0; nodes.len()];
+    for &at in order.iter().rev() {
+        for &input in nodes[at].inputs.iter().filter_map(|input| here.get(input.as_str())) {
+            heights[input] = heights[input].max(heights[at] + 1);
+        }
+    }
+    heights
+}

@@ -1,0 +1,9 @@
+//! What the tests and benches of harmonia-ci stand on: a private PostgreSQL and a real derivation graph.
+
+pub mod graph;
+pub mod pg;
+
+/// Whether `./dev test --long` asked for more seeds and longer runs.
+pub fn long() -> bool {
+    std::env::var_os("HARMONIA_CI_LONG").is_some()
+}

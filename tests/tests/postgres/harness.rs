@@ -1,0 +1,48 @@
+//! The harness itself: what the other modules take for granted.
+
+use std::time::Duration;
+
+use futures::future::join_all;
+use harmonia_tests::pg::{Options, Server};
+use sqlx::Executor;
+
+#[tokio::test]
+async fn a_server_can_crash_and_start_again() {
+    let server = Server::start(Options::default());
+    let database = server.database().await;
+    let login = database.login("harmonia_frontend").await;
+    login.execute("SELECT 1").await.unwrap();
+    server.stop_immediate().await;
+    assert!(database.admin().execute("SELECT 1").await.is_err());
+    server.start_again().await;
+    // PgBouncer waits a second before it tries again.
+    for _ in 0..100 {
+        if login.execute("SELECT 1").await.is_ok() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    panic!("PostgreSQL did not come back");
+}
+
+#[tokio::test]
+async fn clones_are_made_side_by_side() {
+    let server = Server::shared();
+    let names = join_all((0..8).map(|_| async { server.database().await.name().to_owned() })).await;
+    assert_eq!(names.iter().collect::<std::collections::HashSet<_>>().len(), 8);
+}
+
+#[tokio::test]
+async fn a_server_listens_where_it_is_told() {
+    let server = Server::start(Options { listen: Some("127.0.0.2".into()), ..Options::default() });
+    let database = server.database().await;
+    let login = database.make_login("harmonia_frontend").await;
+    let url = format!(
+        "postgres://{}:{}@127.0.0.2:{}/{}",
+        login.role,
+        login.password,
+        server.port(),
+        database.name()
+    );
+    sqlx::PgPool::connect(&url).await.unwrap().execute("SELECT 1").await.unwrap();
+}
