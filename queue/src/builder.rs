@@ -168,7 +168,9 @@ impl Session {
     pub async fn claim(&self, want: i32) -> Result<Vec<Claim>> {
         let rows = self
             .db
-            .rows(sqlx::query("SELECT * FROM ci.claim($1, $2, $3)").bind(self.id).bind(&self.secret).bind(want))
+            .rows(
+                sqlx::query("SELECT * FROM ci.claim($1, $2, $3)").bind(self.id).bind(&self.secret).bind(want),
+            )
             .await?;
         rows.iter().map(read_claim).collect()
     }
@@ -190,7 +192,8 @@ impl Session {
         let reasons: Option<Vec<String>> = row.try_get("drain_reasons")?;
         let seconds: Option<Vec<Option<f64>>> = row.try_get("drain_seconds")?;
         let left = seconds.unwrap_or_default().into_iter();
-        let left = left.map(|left| left.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default()));
+        let left =
+            left.map(|left| left.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default()));
         Ok(Pulse {
             signers: row.try_get("signers")?,
             drains: reasons.unwrap_or_default().into_iter().zip(left).collect(),
@@ -221,15 +224,18 @@ impl Session {
 
     /// An input cannot be had. The job waits, at no cost, until a signer has looked for it.
     pub async fn input_missing(&self, fence: Fence, path: &str) -> Result<bool> {
-        let query = sqlx::query("SELECT ci.input_missing($1, $2, $3, $4, $5)").bind(self.id).bind(&self.secret);
+        let query =
+            sqlx::query("SELECT ci.input_missing($1, $2, $3, $4, $5)").bind(self.id).bind(&self.secret);
         self.db.value(query.bind(fence.job).bind(fence.attempt).bind(path)).await
     }
 
     /// Adds to the tails of logs. Pieces of jobs not held any more are dropped.
     pub async fn log_append(&self, pieces: &[LogPiece]) -> Result<()> {
-        let (jobs, attempts): (Vec<_>, Vec<_>) = pieces.iter().map(|p| (p.fence.job, p.fence.attempt)).unzip();
+        let (jobs, attempts): (Vec<_>, Vec<_>) =
+            pieces.iter().map(|p| (p.fence.job, p.fence.attempt)).unzip();
         let (offsets, data): (Vec<_>, Vec<_>) = pieces.iter().map(|p| (p.offset, p.data.as_slice())).unzip();
-        let query = sqlx::query("SELECT ci.log_append($1, $2, $3, $4, $5, $6)").bind(self.id).bind(&self.secret);
+        let query =
+            sqlx::query("SELECT ci.log_append($1, $2, $3, $4, $5, $6)").bind(self.id).bind(&self.secret);
         self.db.row(query.bind(jobs).bind(attempts).bind(offsets).bind(data)).await?;
         Ok(())
     }
@@ -246,7 +252,8 @@ fn read_claim(row: &sqlx::postgres::PgRow) -> Result<Claim> {
     let paths: Option<Vec<Option<String>>> = row.try_get("input_paths")?;
     let closure: Option<Vec<Option<String>>> = row.try_get("closure_paths")?;
     let hashes: Option<Vec<Option<Vec<u8>>>> = row.try_get("closure_hashes")?;
-    let inputs = drvs.unwrap_or_default().into_iter().zip(outputs.unwrap_or_default()).zip(paths.unwrap_or_default());
+    let inputs =
+        drvs.unwrap_or_default().into_iter().zip(outputs.unwrap_or_default()).zip(paths.unwrap_or_default());
     let closure = closure.unwrap_or_default().into_iter().zip(hashes.unwrap_or_default());
     Ok(Claim {
         fence: Fence { job: row.try_get("job_id")?, attempt: row.try_get("attempt")? },

@@ -26,7 +26,7 @@ impl Db {
     fn connect(url: &str, connections: u32, pooled: bool) -> Result<Self> {
         let mut options: PgConnectOptions = url.parse()?;
         if pooled {
-            options = options.statement_cache_capacity(0);
+            options = options.extra_float_digits(None);
         }
         let pool = PgPoolOptions::new().max_connections(connections).connect_lazy_with(options);
         Ok(Self { pool, pooled })
@@ -37,6 +37,8 @@ impl Db {
         Self { pool, pooled: false }
     }
 
+    /// Through a pooler PostgreSQL may see the parts of one exchange on different connections unless a transaction holds
+    /// them together, and a named statement of one client is visible to the next.
     pub(crate) async fn rows(&self, query: Query<'_, Postgres, PgArguments>) -> Result<Vec<PgRow>> {
         if !self.pooled {
             return Ok(query.fetch_all(&self.pool).await?);

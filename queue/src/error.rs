@@ -56,9 +56,10 @@ impl From<sqlx::Error> for Error {
     fn from(source: sqlx::Error) -> Self {
         let sqlx::Error::Database(database) = &source else {
             return match source {
-                sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::Tls(_) => {
-                    Self::Unreachable(source)
-                }
+                sqlx::Error::Io(_)
+                | sqlx::Error::PoolTimedOut
+                | sqlx::Error::PoolClosed
+                | sqlx::Error::Tls(_) => Self::Unreachable(source),
                 other => Self::Database(other),
             };
         };

@@ -75,15 +75,36 @@ impl Node {
             return Err(NodeError::WrongPath { claimed: drv_path.to_owned(), actual });
         }
         let outputs = derivation.outputs().iter().map(|(name, output)| {
-            let path = output.path(derivation.name(), name).ok().flatten().map(|path| path.to_absolute_path());
+            let path =
+                output.path(derivation.name(), name).ok().flatten().map(|path| path.to_absolute_path());
             (name.to_string(), path)
         });
         let outputs = outputs.collect();
         let inputs = derivation.input_derivations().keys().map(|path| path.to_absolute_path()).collect();
-        let features = derivation.required_system_features().map_err(parse)?.into_iter().collect();
-        let system = String::from_utf8_lossy(derivation.system().as_ref()).into_owned();
-        Ok(Self { drv_path: drv_path.to_owned(), system, features, cached: false, aterm: Some(aterm), outputs, inputs })
+        let features = required_features(&derivation);
+        let system = derivation.system().to_owned();
+        Ok(Self {
+            drv_path: drv_path.to_owned(),
+            system,
+            features,
+            cached: false,
+            aterm: Some(aterm),
+            outputs,
+            inputs,
+        })
     }
+}
+
+/// From the environment, or from structured attributes. The crate answers this for validated derivations only, and
+/// validation needs the hashes of all inputs.
+fn required_features(derivation: &Derivation) -> Vec<String> {
+    const NAME: &str = "requiredSystemFeatures";
+    let plain = derivation.environment().get(NAME).map(|value| String::from_utf8_lossy(value));
+    let plain = plain.iter().flat_map(|value| value.split_ascii_whitespace());
+    let structured =
+        derivation.structured_attrs().and_then(|attrs| attrs.get(NAME)).and_then(|value| value.as_array());
+    let structured = structured.into_iter().flatten().filter_map(|value| value.as_str());
+    plain.chain(structured).map(str::to_owned).collect()
 }
 
 /// What a substituter or an uploaded source says a path is.
@@ -140,7 +161,14 @@ struct Placed {
 
 impl Ingest {
     /// Begins an evaluation of a project.
-    pub async fn begin(db: &Db, project: &str, source: &str, branch: Option<&str>, commit: Option<&str>, untrusted: bool) -> Result<Self> {
+    pub async fn begin(
+        db: &Db,
+        project: &str,
+        source: &str,
+        branch: Option<&str>,
+        commit: Option<&str>,
+        untrusted: bool,
+    ) -> Result<Self> {
         let query = sqlx::query("SELECT ci.create_evaluation($1, $2, $3, $4, $5)").bind(project).bind(source);
         let evaluation = db.value(query.bind(branch).bind(commit).bind(i16::from(untrusted))).await?;
         Ok(Self { db: db.clone(), evaluation, index: HashMap::new(), placed: Vec::new() })
@@ -189,7 +217,12 @@ impl Ingest {
         let query = sqlx::query("SELECT ci.complete_evaluation($1, $2, $3, $4, $5, $6)")
             .bind(self.evaluation)
             .bind(attrs.iter().map(|a| a.name.as_str()).collect::<Vec<_>>())
-            .bind(attrs.iter().map(|a| a.drv_path.as_deref().and_then(|path| self.job(path))).collect::<Vec<_>>())
+            .bind(
+                attrs
+                    .iter()
+                    .map(|a| a.drv_path.as_deref().and_then(|path| self.job(path)))
+                    .collect::<Vec<_>>(),
+            )
             .bind(attrs.iter().map(|a| a.error.as_deref()).collect::<Vec<_>>())
             .bind(jobs)
             .bind(heights);
@@ -205,7 +238,8 @@ impl Ingest {
 
     /// Inputs before what needs them; a cycle or an input that is nowhere is an error.
     fn sort(&self, nodes: &[Node]) -> Result<Vec<usize>> {
-        let here: HashMap<&str, usize> = nodes.iter().enumerate().map(|(at, node)| (node.drv_path.as_str(), at)).collect();
+        let here: HashMap<&str, usize> =
+            nodes.iter().enumerate().map(|(at, node)| (node.drv_path.as_str(), at)).collect();
         let mut order = Vec::with_capacity(nodes.len());
         let mut waits = vec![0_usize; nodes.len()];
         let mut above = vec![Vec::new(); nodes.len()];
@@ -233,7 +267,9 @@ impl Ingest {
             }
         }
         match waits.iter().position(|&left| left > 0) {
-            Some(at) => Err(Error::Graph(format!("{} is, through its inputs, its own input", nodes[at].drv_path))),
+            Some(at) => {
+                Err(Error::Graph(format!("{} is, through its inputs, its own input", nodes[at].drv_path)))
+            }
             None => Ok(order),
         }
     }
@@ -242,7 +278,11 @@ impl Ingest {
         let mut known = HashMap::new();
         for asked in nodes.chunks(20_000) {
             let paths: Vec<&str> = asked.iter().map(|node| node.drv_path.as_str()).collect();
-            for row in self.db.rows(sqlx::query("SELECT drv_path, job_id, depth FROM ci.known($1)").bind(paths)).await? {
+            for row in self
+                .db
+                .rows(sqlx::query("SELECT drv_path, job_id, depth FROM ci.known($1)").bind(paths))
+                .await?
+            {
                 known.insert(row.try_get(0)?, (row.try_get(1)?, row.try_get(2)?));
             }
         }
@@ -254,7 +294,8 @@ impl Ingest {
             return Ok(());
         }
         // Positions as ci.ingest counts them: the chunk's own from 1, then what is known.
-        let mut position: HashMap<usize, i32> = (1..).zip(&chunk.fresh).map(|(n, (at, _))| (*at, n)).collect();
+        let mut position: HashMap<usize, i32> =
+            (1..).zip(&chunk.fresh).map(|(n, (at, _))| (*at, n)).collect();
         let mut known = chunk.known.iter().map(|&at| self.placed[at].id).collect::<Vec<_>>();
         let (mut edge_of, mut edge_to) = (Vec::new(), Vec::new());
         let (mut output_of, mut output_names, mut output_paths) = (Vec::new(), Vec::new(), Vec::new());
@@ -275,21 +316,22 @@ impl Ingest {
             }
         }
         let fresh = || chunk.fresh.iter();
-        let query = sqlx::query("SELECT ci.ingest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)")
-            .bind(self.evaluation)
-            .bind(fresh().map(|(_, node)| node.drv_path.as_str()).collect::<Vec<_>>())
-            .bind(fresh().map(|(_, node)| node.system.as_str()).collect::<Vec<_>>())
-            .bind(fresh().map(|(_, node)| node.features.join(" ")).collect::<Vec<_>>())
-            .bind(fresh().map(|(_, node)| node.cached).collect::<Vec<_>>())
-            .bind(fresh().map(|(at, _)| self.placed[*at].depth).collect::<Vec<_>>())
-            .bind(fresh().map(|(at, _)| self.placed[*at].height).collect::<Vec<_>>())
-            .bind(fresh().map(|(_, node)| node.aterm.as_deref()).collect::<Vec<_>>())
-            .bind(output_of)
-            .bind(output_names)
-            .bind(output_paths)
-            .bind(edge_of)
-            .bind(edge_to)
-            .bind(known);
+        let query =
+            sqlx::query("SELECT ci.ingest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)")
+                .bind(self.evaluation)
+                .bind(fresh().map(|(_, node)| node.drv_path.as_str()).collect::<Vec<_>>())
+                .bind(fresh().map(|(_, node)| node.system.as_str()).collect::<Vec<_>>())
+                .bind(fresh().map(|(_, node)| node.features.join(" ")).collect::<Vec<_>>())
+                .bind(fresh().map(|(_, node)| node.cached).collect::<Vec<_>>())
+                .bind(fresh().map(|(at, _)| self.placed[*at].depth).collect::<Vec<_>>())
+                .bind(fresh().map(|(at, _)| self.placed[*at].height).collect::<Vec<_>>())
+                .bind(fresh().map(|(_, node)| node.aterm.as_deref()).collect::<Vec<_>>())
+                .bind(output_of)
+                .bind(output_names)
+                .bind(output_paths)
+                .bind(edge_of)
+                .bind(edge_to)
+                .bind(known);
         let ids: Vec<i64> = self.db.value(query).await?;
         for ((at, _), id) in chunk.fresh.iter().zip(ids) {
             self.placed[*at].id = id;
@@ -307,7 +349,9 @@ impl Ingest {
             }
         }
         let all = self.placed.iter().zip(&heights);
-        all.filter(|(placed, height)| **height > placed.height).map(|(placed, height)| (placed.id, *height)).collect()
+        all.filter(|(placed, height)| **height > placed.height)
+            .map(|(placed, height)| (placed.id, *height))
+            .collect()
     }
 }
 
@@ -334,7 +378,8 @@ fn dangling(drv_path: &str, input: &str) -> Error {
 }
 
 fn heights_within(nodes: &[Node], order: &[usize]) -> Vec<i32> {
-    let here: HashMap<&str, usize> = nodes.iter().enumerate().map(|(at, node)| (node.drv_path.as_str(), at)).collect();
+    let here: HashMap<&str, usize> =
+        nodes.iter().enumerate().map(|(at, node)| (node.drv_path.as_str(), at)).collect();
     let mut heights = vec![0; nodes.len()];
     for &at in order.iter().rev() {
         for &input in nodes[at].inputs.iter().filter_map(|input| here.get(input.as_str())) {

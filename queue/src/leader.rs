@@ -97,8 +97,13 @@ impl Leadership {
 
 /// Tries to lead for as long as it lives, and does `work(generation)` whenever it does. Work is dropped the moment the
 /// lock may be lost. The oldest healthy replica tries at once, the others a second later.
-pub async fn campaign<F>(db: &Db, direct_url: &str, office: Office, replica: Uuid, mut work: impl FnMut(i64) -> F)
-where
+pub async fn campaign<F>(
+    db: &Db,
+    direct_url: &str,
+    office: Office,
+    replica: Uuid,
+    mut work: impl FnMut(i64) -> F,
+) where
     F: Future<Output = ()>,
 {
     loop {

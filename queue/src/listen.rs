@@ -123,7 +123,9 @@ impl Listener {
             let mut inner = PgListener::connect(&self.url).await?;
             inner.eager_reconnect(false);
             let probe = format!("ci_probe_{:016x}", rand::random::<u64>());
-            inner.listen_all(self.channels.iter().map(|channel| channel.name()).chain([probe.as_str()])).await?;
+            inner
+                .listen_all(self.channels.iter().map(|channel| channel.name()).chain([probe.as_str()]))
+                .await?;
             let db = Db::pooled(&self.url, 1)?;
             db.row(sqlx::query("SELECT pg_notify($1, '')").bind(&probe)).await?;
             let heard = timeout(Duration::from_secs(2), async {

@@ -13,7 +13,8 @@ pub async fn ensure(admin_url: &str, login: &str, password: &str, connections: i
     let mut admin = PgConnection::connect(admin_url).await?;
     let login = format!("\"{}\"", login.replace('"', "\"\""));
     let password = password.replace('\'', "''");
-    let exists: bool = sqlx::query_scalar("SELECT to_regrole($1) IS NOT NULL").bind(&login).fetch_one(&mut admin).await?;
+    let exists: bool =
+        sqlx::query_scalar("SELECT to_regrole($1) IS NOT NULL").bind(&login).fetch_one(&mut admin).await?;
     let verb = if exists { "ALTER" } else { "CREATE" };
     let sql = format!(
         "{verb} ROLE {login} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOREPLICATION NOBYPASSRLS \

@@ -128,7 +128,9 @@ pub async fn why(db: &Db, job: i64) -> Result<Vec<(String, String)>> {
 
 /// Adds a reason for a node to drain, or moves its deadline. Nothing is claimed by it after this returns.
 pub async fn drain(db: &Db, node: i32, reason: &str, within: Option<Duration>) -> Result<()> {
-    let query = sqlx::query("SELECT ci.drain($1, $2, ci.clock() + make_interval(secs => $3))").bind(node).bind(reason);
+    let query = sqlx::query("SELECT ci.drain($1, $2, ci.clock() + make_interval(secs => $3))")
+        .bind(node)
+        .bind(reason);
     db.row(query.bind(within.map(|left| left.as_secs_f64()))).await?;
     Ok(())
 }

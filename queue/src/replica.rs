@@ -50,5 +50,7 @@ impl Replica {
 /// Replicas that beat within the last 30 s, the oldest first.
 pub async fn healthy(db: &Db) -> Result<Vec<Replica>> {
     let rows = db.rows(sqlx::query("SELECT id, role, url FROM ci.healthy_replicas()")).await?;
-    rows.iter().map(|row| Ok(Replica { id: row.try_get(0)?, role: row.try_get(1)?, url: row.try_get(2)? })).collect()
+    rows.iter()
+        .map(|row| Ok(Replica { id: row.try_get(0)?, role: row.try_get(1)?, url: row.try_get(2)? }))
+        .collect()
 }

@@ -75,7 +75,8 @@ pub struct Unpublished {
 
 /// The live claim, or none.
 pub async fn check_claim(db: &Db, holder: &Holder) -> Result<Option<LiveClaim>> {
-    let query = sqlx::query("SELECT * FROM ci.check_claim($1, $2, $3, $4)").bind(holder.session).bind(&holder.secret);
+    let query =
+        sqlx::query("SELECT * FROM ci.check_claim($1, $2, $3, $4)").bind(holder.session).bind(&holder.secret);
     let rows = db.rows(query.bind(holder.fence.job).bind(holder.fence.attempt)).await?;
     let Some(row) = rows.first() else { return Ok(None) };
     let names: Vec<String> = row.try_get("output_names")?;
@@ -99,20 +100,21 @@ pub async fn accept(db: &Db, results: &[(Holder, Vec<Output>)]) -> Result<Vec<Ve
         outputs.iter().map(|output| field(output)).collect()
     }
     let holders = || results.iter().map(|(holder, _)| holder);
-    let query = sqlx::query("SELECT verdict FROM ci.accept($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)")
-        .bind(holders().map(|h| h.session).collect::<Vec<_>>())
-        .bind(holders().map(|h| h.secret.clone()).collect::<Vec<_>>())
-        .bind(holders().map(|h| h.fence.job).collect::<Vec<_>>())
-        .bind(holders().map(|h| h.fence.attempt).collect::<Vec<_>>())
-        .bind::<Vec<i32>>(of)
-        .bind(all(&outputs, |o| o.name.clone()))
-        .bind(all(&outputs, |o| o.path.clone()))
-        .bind(all(&outputs, |o| o.nar_hash.clone()))
-        .bind(all(&outputs, |o| o.nar_size))
-        .bind(all(&outputs, |o| o.references.join(" ")))
-        .bind(all(&outputs, |o| o.file_hash.clone()))
-        .bind(all(&outputs, |o| o.file_size))
-        .bind(all(&outputs, |o| o.content_address.clone()));
+    let query =
+        sqlx::query("SELECT verdict FROM ci.accept($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)")
+            .bind(holders().map(|h| h.session).collect::<Vec<_>>())
+            .bind(holders().map(|h| h.secret.clone()).collect::<Vec<_>>())
+            .bind(holders().map(|h| h.fence.job).collect::<Vec<_>>())
+            .bind(holders().map(|h| h.fence.attempt).collect::<Vec<_>>())
+            .bind::<Vec<i32>>(of)
+            .bind(all(&outputs, |o| o.name.clone()))
+            .bind(all(&outputs, |o| o.path.clone()))
+            .bind(all(&outputs, |o| o.nar_hash.clone()))
+            .bind(all(&outputs, |o| o.nar_size))
+            .bind(all(&outputs, |o| o.references.join(" ")))
+            .bind(all(&outputs, |o| o.file_hash.clone()))
+            .bind(all(&outputs, |o| o.file_size))
+            .bind(all(&outputs, |o| o.content_address.clone()));
     let verdicts: Vec<String> = db.column(query).await?;
     Ok(verdicts
         .iter()
@@ -134,7 +136,8 @@ pub async fn finish(db: &Db, fences: &[Fence]) -> Result<Vec<i64>> {
 
 /// Accepted results whose signer went away before it finished them.
 pub async fn unpublished(db: &Db, older_than: std::time::Duration) -> Result<Vec<Unpublished>> {
-    let query = sqlx::query("SELECT * FROM ci.unpublished(make_interval(secs => $1))").bind(older_than.as_secs_f64());
+    let query =
+        sqlx::query("SELECT * FROM ci.unpublished(make_interval(secs => $1))").bind(older_than.as_secs_f64());
     let mut found: Vec<Unpublished> = Vec::new();
     for row in db.rows(query).await? {
         let fence = Fence { job: row.try_get("job_id")?, attempt: row.try_get("attempt")? };
