@@ -10,7 +10,8 @@
 
 CREATE FUNCTION ci.lease() RETURNS interval LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT interval '2 minutes' $$;
 
-CREATE FUNCTION ci.secret_hash(p_secret text) RETURNS bytea LANGUAGE sql IMMUTABLE PARALLEL SAFE
+-- STABLE as convert_to is: declared immutable it would not be inlined, at 40 us a call.
+CREATE FUNCTION ci.secret_hash(p_secret text) RETURNS bytea LANGUAGE sql STABLE PARALLEL SAFE
   AS $$ SELECT sha256(convert_to(p_secret, 'UTF8')) $$;
 
 -- A name without its version, as Nix splits it: what follows the first dash that no letter follows.

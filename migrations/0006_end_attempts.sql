@@ -106,7 +106,7 @@ BEGIN
   PERFORM FROM ci.own_attempts(p_session, ARRAY[p_job], ARRAY[p_attempt]) WHERE phase = 'building';   -- fence: missing_phase
   IF NOT FOUND THEN RETURN false; END IF;
   IF NOT EXISTS (SELECT FROM ci.job_input i JOIN ci.output o ON o.job_id = i.input
-                 CROSS JOIN LATERAL ci.closure(ARRAY[o.path]) c WHERE i.referrer = p_job AND c.path = p_path)
+                 CROSS JOIN LATERAL ci.closure(ARRAY[o.path]) c WHERE i.referrer = p_job AND p_path = ANY (c.paths))
      AND NOT EXISTS (SELECT FROM ci.aterm a WHERE a.job_id = p_job AND position(convert_to(p_path, 'UTF8') IN a.text) > 0) THEN
     PERFORM ci.refuse('HC002', format('%s is no input of job %s', left(p_path, 300), p_job));
   END IF;
