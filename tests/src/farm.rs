@@ -81,6 +81,17 @@ impl Farm {
         }
     }
 
+    /// A farm whose time stands still, with the project `main`, a pool and one node of so many slots.
+    pub async fn small(slots: i32) -> (Farm, PoolHandle, Session) {
+        let farm = Farm::new().await;
+        farm.freeze().await;
+        farm.project("main").await;
+        let pool = farm.pool("pool", &[SYSTEM], slots).await;
+        let node = farm.node(&pool, "node").await;
+        farm.settle().await;
+        (farm, pool, node)
+    }
+
     /// A pool with Nix's default features and a login of its own.
     pub async fn pool(&self, name: &str, systems: &[&str], slots: i32) -> PoolHandle {
         let systems = systems.iter().map(|&system| system.to_owned()).collect();
@@ -128,6 +139,13 @@ impl Farm {
             .await
     }
 
+    /// The same, resolved.
+    pub async fn queue(&self, project: &str, graph: &[(&str, &[&str])]) -> Evaluation {
+        let evaluation = self.evaluate(project, graph).await;
+        self.settle().await;
+        evaluation
+    }
+
     /// A complete evaluation of derivations with peculiarities.
     pub async fn evaluate_nodes(&self, project: &str, nodes: Vec<Node>) -> Evaluation {
         let mut ingest = self.begin(project).await;
@@ -153,6 +171,25 @@ impl Farm {
     /// Claims one job, which there must be.
     pub async fn claim(&self, session: &Session) -> Claim {
         session.claim(1).await.expect("claim").pop().expect("something to claim")
+    }
+
+    /// The short names of up to so many jobs that it claims, sorted: a batch has no order.
+    pub async fn claim_names(&self, session: &Session, want: i32) -> Vec<String> {
+        let claims = session.claim(want).await.expect("claim");
+        let mut names: Vec<String> = claims.iter().map(|claim| name(claim).to_owned()).collect();
+        names.sort();
+        names
+    }
+
+    /// Builds whatever it can claim, one after the other; answers their short names in that order.
+    pub async fn build_all(&self, session: &Session) -> Vec<String> {
+        let mut built = Vec::new();
+        while let Some(claim) = session.claim(1).await.expect("claim").pop() {
+            self.succeed(session, &claim).await;
+            self.settle().await;
+            built.push(name(&claim).to_owned());
+        }
+        built
     }
 
     /// The whole way of a build that goes well.
@@ -192,6 +229,26 @@ impl Farm {
         .expect("the job exists")
     }
 
+    /// One value by the superuser's SQL, whose `$1` is an id.
+    pub async fn value<T>(&self, sql: &'static str, id: i64) -> T
+    where
+        T: for<'r> sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres> + Send + Unpin,
+    {
+        let value = sqlx::query_scalar(sql).bind(id).fetch_one(&self.database.admin()).await;
+        value.unwrap_or_else(|error| panic!("{sql}: {error}"))
+    }
+
+    /// The node of a session.
+    pub async fn node_of(&self, session: &Session) -> i32 {
+        self.value("SELECT node_id FROM ci.session WHERE id = $1", session.id).await
+    }
+
+    /// Why a job is not running, by codes.
+    pub async fn why(&self, job: i64) -> Vec<String> {
+        let why = people::why(&self.frontend, job).await.expect("ask why");
+        why.into_iter().map(|(code, _)| code).collect()
+    }
+
     /// Nothing is wrong with the queue.
     pub async fn assert_sound(&self) {
         assert_eq!(people::audit(&self.operator).await.expect("audit"), []);
@@ -211,6 +268,12 @@ impl Farm {
     /// Lets time pass.
     pub async fn advance(&self, seconds: f64) {
         self.database.advance(seconds).await;
+    }
+
+    /// Lets time pass and the resolver notice it.
+    pub async fn pass(&self, seconds: f64) {
+        self.advance(seconds).await;
+        self.settle().await;
     }
 }
 
@@ -257,6 +320,11 @@ pub fn output(name: &str, path: &str) -> Output {
         file_size: 1,
         content_address: None,
     }
+}
+
+/// The short name of a claimed derivation.
+pub fn name(claim: &Claim) -> &str {
+    short_name(&claim.drv_path)
 }
 
 fn short_name(drv_path: &str) -> &str {
