@@ -20,9 +20,9 @@ BEGIN
 END $$;
 
 -- Which of these need not be sent: known and not merely as somebody's cached input.
-CREATE FUNCTION ci.known(p_drv_paths text[]) RETURNS TABLE (drv_path text, job_id bigint, depth int)
+CREATE FUNCTION ci.known(p_drv_paths text[]) RETURNS TABLE (drv_path text, job_id bigint, depth int, height int)
   LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-  SELECT j.drv_path, j.id, j.depth FROM unnest(p_drv_paths) u JOIN ci.job j ON j.drv_path = u
+  SELECT j.drv_path, j.id, j.depth, j.height FROM unnest(p_drv_paths) u JOIN ci.job j ON j.drv_path = u
   WHERE j.state <> 'cached' OR EXISTS (SELECT FROM ci.aterm a WHERE a.job_id = j.id)
 $$;
 

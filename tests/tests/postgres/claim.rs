@@ -178,7 +178,8 @@ async fn a_node_has_no_more_than_its_pool() {
     };
     let node = Session::register(&pool.db, &boast).await.unwrap();
     assert_eq!(node.slots, 2);
-    let nodes = vec![for_system("arm", "aarch64-linux"), requiring("vm", "kvm"), requiring("big", "big-parallel")];
+    let nodes =
+        vec![for_system("arm", "aarch64-linux"), requiring("vm", "kvm"), requiring("big", "big-parallel")];
     farm.evaluate_nodes("main", nodes).await;
     farm.settle().await;
     assert_eq!(farm.claim_names(&node, 4).await, ["big"]);

@@ -114,8 +114,7 @@ async fn an_aborted_evaluation_cancels_what_only_it_wanted() {
 #[tokio::test]
 async fn what_is_cached_is_not_built_and_holds_nobody_up() {
     let (farm, ..) = Farm::small(1).await;
-    let jobs =
-        farm.evaluate_nodes("main", vec![cached("glibc"), derivation("hello", &["glibc"])]).await;
+    let jobs = farm.evaluate_nodes("main", vec![cached("glibc"), derivation("hello", &["glibc"])]).await;
     farm.settle().await;
     assert_eq!(farm.state(jobs["glibc"]).await, "cached");
     assert_eq!(farm.state(jobs["hello"]).await, "ready");
@@ -155,7 +154,10 @@ async fn an_edge_to_an_unknown_id_is_refused() {
     let (farm, ..) = Farm::small(1).await;
     let evaluation = farm.begin("main").await.evaluation;
     let refused = raw_chunk(&farm, evaluation, &[2], &[4711]).await.unwrap_err();
-    assert!(matches!(&refused, Error::Graph(sentence) if sentence.contains("named by its id")), "{refused:?}");
+    assert!(
+        matches!(&refused, Error::Graph(sentence) if sentence.contains("named by its id")),
+        "{refused:?}"
+    );
 }
 
 #[tokio::test]
@@ -163,7 +165,10 @@ async fn an_edge_to_nowhere_is_refused() {
     let (farm, ..) = Farm::small(1).await;
     let evaluation = farm.begin("main").await.evaluation;
     let refused = raw_chunk(&farm, evaluation, &[2], &[]).await.unwrap_err();
-    assert!(matches!(&refused, Error::Graph(sentence) if sentence.contains("neither in this chunk")), "{refused:?}");
+    assert!(
+        matches!(&refused, Error::Graph(sentence) if sentence.contains("neither in this chunk")),
+        "{refused:?}"
+    );
 }
 
 #[tokio::test]
@@ -201,8 +206,9 @@ async fn a_derivation_follows_the_one_that_makes_its_path() {
     let (farm, _, node) = Farm::small(2).await;
     farm.queue("main", &[("source", &[])]).await;
     let running = farm.claim(&node).await;
-    let jobs =
-        farm.evaluate_nodes("main", vec![twin("mirror", "source", &[]), derivation("top", &["mirror"])]).await;
+    let jobs = farm
+        .evaluate_nodes("main", vec![twin("mirror", "source", &[]), derivation("top", &["mirror"])])
+        .await;
     farm.settle().await;
     assert_eq!(farm.state(jobs["mirror"]).await, "blocked");
     farm.succeed(&node, &running).await;
