@@ -9,23 +9,22 @@ BEGIN
   IF FOUND THEN
     PERFORM ci.refuse('HC007', format('project %s names pool %s, which does not exist', p_name, v_unknown));
   END IF;
+  PERFORM FROM ci.resolver FOR UPDATE;                                                      -- lock: project_resolver
   INSERT INTO ci.project AS p (name, shares, max_concurrent, pools, untrusted_pools, paused, retention)
   VALUES (p_name, p_shares, p_max_concurrent, CASE WHEN p_pools IS NOT NULL THEN ARRAY(SELECT id FROM ci.pool WHERE name = ANY (p_pools)) END,
           ARRAY(SELECT id FROM ci.pool WHERE name = ANY (p_untrusted_pools)), p_paused, p_retention)
   ON CONFLICT (name) DO UPDATE SET shares = EXCLUDED.shares, max_concurrent = EXCLUDED.max_concurrent, pools = EXCLUDED.pools,
     untrusted_pools = EXCLUDED.untrusted_pools, paused = EXCLUDED.paused, retention = EXCLUDED.retention, deleted_at = NULL
   RETURNING id INTO v_id;
-  -- Builds that run already count: they get permits too, beyond the limit if need be, where no claim takes them again.
+  -- Builds that run already count: they get permits too, beyond the limit, where no claim takes them again.
   INSERT INTO ci.permit (project_id, n) SELECT v_id, n FROM generate_series(1, p_max_concurrent) n ON CONFLICT DO NOTHING;
   WITH bare AS (UPDATE ci.running r SET permit = true FROM ci.lane l WHERE p_max_concurrent IS NOT NULL
-                AND l.id = r.lane_id AND l.project_id = v_id AND NOT r.permit RETURNING r.job_id),
-       numbered AS (SELECT job_id, row_number() OVER () AS i FROM bare),
-       free AS (SELECT n, row_number() OVER (ORDER BY n) AS i FROM ci.permit WHERE project_id = v_id AND job_id IS NULL)
+                AND l.id = r.lane_id AND l.project_id = v_id AND NOT r.permit RETURNING r.job_id)
   INSERT INTO ci.permit (project_id, n, job_id)
-  SELECT v_id, coalesce(f.n, (SELECT max(n) FROM ci.permit WHERE project_id = v_id) + b.i), b.job_id FROM numbered b LEFT JOIN free f USING (i)
-  ON CONFLICT (project_id, n) DO UPDATE SET job_id = EXCLUDED.job_id;
+  SELECT v_id, (SELECT coalesce(max(n), 0) FROM ci.permit WHERE project_id = v_id) + row_number() OVER (), job_id FROM bare;
   DELETE FROM ci.permit WHERE project_id = v_id AND job_id IS NULL AND n > coalesce(p_max_concurrent, 0);
-  INSERT INTO ci.event (kind, subject) VALUES ('p', v_id);                                  -- event: project_reranks
+  -- Not left to the resolver: a limit or a pause holds from now on.
+  PERFORM ci.rank();
   RETURN v_id;
 END $$;
 
@@ -149,7 +148,7 @@ BEGIN
     WHERE o.job_id = p_job AND p.paused;
   RETURN QUERY SELECT 'limit', format('Project %s has %s builds running, which is its limit.', p.name, p.max_concurrent)
     FROM ci.offer o JOIN ci.lane l ON l.id = o.lane_id JOIN ci.project p ON p.id = l.project_id
-    WHERE o.job_id = p_job AND p.max_concurrent IS NOT NULL AND NOT EXISTS (SELECT FROM ci.permit m WHERE m.project_id = p.id AND m.job_id IS NULL);
+    WHERE o.job_id = p_job AND p.max_concurrent IS NOT NULL AND (SELECT count(*) FROM ci.permit m WHERE m.project_id = p.id AND m.job_id IS NOT NULL) >= p.max_concurrent;
   RETURN QUERY SELECT 'pools', format('Project %s may build this only in pools that cannot run it.', p.name)
     FROM ci.offer o JOIN ci.lane l ON l.id = o.lane_id JOIN ci.project p ON p.id = l.project_id
     WHERE o.job_id = p_job AND NOT EXISTS (SELECT FROM ci.pool q WHERE q.deleted_at IS NULL
