@@ -94,6 +94,9 @@ BEGIN
   -- project back by a minute per share; a project that has less than its part leaves the rest to the others.
   FOR v_pass IN CASE WHEN p.tops[1] > 0 THEN 1 ELSE 2 END .. 2 LOOP
     v_turns := ARRAY(SELECT i FROM generate_subscripts(p.projects, 1) i WHERE v_pass = 2 OR p.tops[i] > 0);
+    IF v_pass = 2 AND p.tops[1] > 0 THEN    -- beyond its manual jobs a project waits its turn
+      v_turns := ARRAY(SELECT i FROM unnest(v_turns) i ORDER BY p.ranks[i], i);
+    END IF;
     WHILE v_left > 0 AND cardinality(v_turns) > 0 LOOP
       IF v_left = 1 THEN
         v_asked := v_turns[1:1];
