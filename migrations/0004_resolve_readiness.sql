@@ -119,6 +119,11 @@ BEGIN
   IF v_adopt IS NOT NULL THEN
     PERFORM ci.retire(v_adopt, 'succeeded');
   END IF;
+  -- Whoever followed one of these while it was ready or ran, but is in front of it now that both wait, looks again.
+  INSERT INTO ci.event (kind, subject)
+  SELECT 'e', f.job_id FROM ci.twin t JOIN ci.blocked b ON b.job_id = t.job_id JOIN ci.job j ON j.id = t.job_id
+    JOIN ci.blocked f ON f.watch = t.job_id JOIN ci.job k ON k.id = f.job_id
+  WHERE t.job_id = ANY (p_jobs) AND (k.depth, k.id) < (j.depth, j.id);                      -- event: follower_in_front_looks_again
 
   -- The worst input decides: a bad one ends the job, else the deepest unfinished one is watched, else it is ready.
   WITH verdict AS MATERIALIZED (
