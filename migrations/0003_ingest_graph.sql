@@ -36,8 +36,9 @@ BEGIN
   ON CONFLICT (path) DO NOTHING;
   GET DIAGNOSTICS v_count = ROW_COUNT;
   -- An open job whose outputs are known now has nothing left to build.
-  WITH made AS (INSERT INTO ci.twin SELECT DISTINCT o.job_id FROM unnest(p_paths) p JOIN ci.output o ON o.path = p
-                JOIN ci.job j ON j.id = o.job_id AND j.state = 'open' ON CONFLICT DO NOTHING RETURNING job_id)
+  WITH made AS MATERIALIZED (SELECT DISTINCT o.job_id FROM unnest(p_paths) p JOIN ci.output o ON o.path = p
+                JOIN ci.job j ON j.id = o.job_id AND j.state = 'open'),
+       twins AS (INSERT INTO ci.twin SELECT job_id FROM made ORDER BY 1 ON CONFLICT DO NOTHING)
   INSERT INTO ci.event (kind, subject) SELECT 'e', job_id FROM made;                        -- event: recorded_path_ends_job
   RETURN v_count;
 END $$;

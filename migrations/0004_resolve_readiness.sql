@@ -160,8 +160,8 @@ BEGIN
   RETURN ci.offer_jobs(v_ready);
 END $$;
 
--- Looks again at jobs that are not blocked: dep-failed ones whose inputs recovered, ready ones whose inputs were lost or
--- whose lanes changed, running ones that nobody, or somebody again, wants.
+-- Looks again at jobs that are not blocked: dep-failed ones whose inputs recovered, ready ones whose inputs were lost,
+-- whose outputs are there or whose lanes changed, running ones that nobody, or somebody again, wants.
 CREATE FUNCTION ci.reconsider(p_jobs bigint[]) RETURNS int[] LANGUAGE plpgsql
   SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE v_jobs bigint[]; v_classes int[];
@@ -183,7 +183,9 @@ BEGIN
   WITH mine AS MATERIALIZED (SELECT r.job_id FROM ci.ready r WHERE r.job_id = ANY (p_jobs) FOR UPDATE SKIP LOCKED),   -- lock: reconsider_skips_claimed
        lost AS MATERIALIZED (SELECT m.job_id FROM mine m WHERE EXISTS (
                 SELECT FROM ci.job_input i JOIN ci.job d ON d.id = i.input
-                WHERE i.referrer = m.job_id AND d.state NOT IN ('succeeded', 'cached'))),
+                WHERE i.referrer = m.job_id AND d.state NOT IN ('succeeded', 'cached'))
+                  OR EXISTS (SELECT FROM ci.twin t WHERE t.job_id = m.job_id) AND NOT EXISTS (
+                SELECT FROM ci.output o LEFT JOIN ci.canonical c ON c.path = o.path WHERE o.job_id = m.job_id AND c.path IS NULL)),
        out AS (DELETE FROM ci.ready r USING lost WHERE r.job_id = lost.job_id RETURNING r.job_id),
        unoffered AS (DELETE FROM ci.offer o USING lost WHERE o.job_id = lost.job_id),
        held AS (INSERT INTO ci.blocked (job_id) SELECT job_id FROM out RETURNING job_id),
