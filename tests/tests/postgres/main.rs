@@ -2,6 +2,7 @@
 
 mod claim;
 mod ends;
+mod failure;
 mod fairness;
 mod fencing;
 mod graph;
@@ -10,3 +11,5 @@ mod lanes;
 mod lease;
 mod migrate;
 mod order;
+mod publish;
+mod unsupported;
