@@ -101,10 +101,15 @@ END $$;
 -- An input cannot be had from the cache. The job waits, at no cost to it, for a signer to look (ci.settle_missing).
 CREATE FUNCTION ci.input_missing(p_session bigint, p_secret text, p_job bigint, p_attempt bigint, p_path text) RETURNS bool
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE v_running ci.running;
 BEGIN
   PERFORM ci.require_session(p_session, p_secret);
-  PERFORM FROM ci.own_attempts(p_session, ARRAY[p_job], ARRAY[p_attempt]) WHERE phase = 'building';   -- fence: missing_phase
+  SELECT * INTO v_running FROM ci.own_attempts(p_session, ARRAY[p_job], ARRAY[p_attempt]) WHERE phase = 'building';   -- fence: missing_phase
   IF NOT FOUND THEN RETURN false; END IF;
+  IF v_running.cancelled THEN
+    PERFORM ci.interrupt(p_session, ARRAY[p_job], ARRAY[p_attempt], 'an input is missing');
+    RETURN true;
+  END IF;
   IF NOT EXISTS (SELECT FROM ci.job_input i JOIN ci.output o ON o.job_id = i.input
                  CROSS JOIN LATERAL ci.closure(ARRAY[o.path]) c WHERE i.referrer = p_job AND p_path = ANY (c.paths))
      AND NOT EXISTS (SELECT FROM ci.aterm a WHERE a.job_id = p_job AND position(convert_to(p_path, 'UTF8') IN a.text) > 0) THEN
@@ -113,7 +118,7 @@ BEGIN
   PERFORM ci.end_attempts(ARRAY[p_job], 'input_missing', p_path, false);
   INSERT INTO ci.missing (path, job_id) VALUES (p_path, p_job);
   INSERT INTO ci.blocked (job_id) VALUES (p_job);
-  INSERT INTO ci.event (kind, subject) VALUES ('e', p_job);
+  INSERT INTO ci.event (kind, subject) VALUES ('e', p_job);                                 -- event: missing_is_judged
   RETURN true;
 END $$;
 
