@@ -49,6 +49,9 @@ BEGIN
              SELECT n.lane_id, -j.priority, n.evaluation_id, -j.height, n.job_id
              FROM ci.lanes_of(p_jobs) n JOIN ci.job j ON j.id = n.job_id RETURNING lane_id, urgency)
   SELECT array_agg(lane_id), array_agg(top) INTO v_lanes, v_tops FROM (SELECT lane_id, -min(urgency) AS top FROM o GROUP BY lane_id) x;
+  -- In nobody's lane: given back, or freed, after its last evaluation had ended.
+  INSERT INTO ci.event (kind, subject)
+  SELECT 'u', j FROM unnest(p_jobs) j WHERE NOT EXISTS (SELECT FROM ci.offer o WHERE o.job_id = j);   -- event: unwanted_is_cancelled
   IF EXISTS (SELECT FROM unnest(v_lanes, v_tops) u (id, top) JOIN ci.lane l ON l.id = u.id WHERE NOT l.active OR l.top < u.top) THEN
     UPDATE ci.lane l SET active = true, top = greatest(l.top, u.top),
       used = CASE WHEN l.active THEN l.used ELSE greatest(l.used, coalesce((
@@ -192,12 +195,19 @@ BEGIN
        held AS (INSERT INTO ci.blocked (job_id) SELECT job_id FROM out RETURNING job_id),
        told AS (INSERT INTO ci.event (kind, subject) SELECT 'e', job_id FROM held)          -- event: pulled_back_is_judged
   SELECT array_agg(job_id) INTO v_jobs FROM mine WHERE job_id NOT IN (SELECT job_id FROM lost);
+  -- Whatever was passed over because a builder is at it just now is looked at again: a cancel is never lost to a claim
+  -- or a heartbeat in flight. In this order, for a claim that commits in between moves its job on to `running`.
+  INSERT INTO ci.event (kind, subject)
+  SELECT 'u', r.job_id FROM ci.ready r WHERE r.job_id = ANY (p_jobs) AND r.job_id <> ALL (coalesce(v_jobs, '{}'));   -- event: passed_over_ready
   IF v_jobs IS NOT NULL THEN v_classes := ci.offer_jobs(v_jobs); END IF;
 
   UPDATE ci.running r SET cancelled = w.unwanted
   FROM (SELECT u.job_id, NOT ci.wanted(u.job_id, u.refused) AS unwanted FROM ci.running u
         WHERE u.job_id = ANY (p_jobs) AND u.phase <> 'accepted' FOR UPDATE SKIP LOCKED) w   -- lock: cancel_skips_ending
   WHERE r.job_id = w.job_id AND r.cancelled <> w.unwanted;
+  INSERT INTO ci.event (kind, subject)
+  SELECT 'u', r.job_id FROM ci.running r WHERE r.job_id = ANY (p_jobs) AND r.phase <> 'accepted'
+    AND r.cancelled = ci.wanted(r.job_id, r.refused);                                       -- event: passed_over_running
   RETURN v_classes;
 END $$;
 
@@ -218,7 +228,7 @@ BEGIN
                  SELECT b.job_id FROM ci.blocked b WHERE b.run_at <= v_now ORDER BY b.run_at LIMIT p_rows)) RETURNING job_id)
   INSERT INTO ci.event (kind, subject) SELECT 'e', job_id FROM due;                         -- event: due_retry_is_judged
 
-  SELECT array_agg(x.id ORDER BY x.id) AS ids, coalesce(bool_or(x.kind = 'v'), false) AS cancels,
+  SELECT array_agg(x.id ORDER BY x.id) AS ids, coalesce(bool_or(x.kind IN ('v', 'u')), false) AS cancels,
          coalesce(bool_or(x.kind = 'p'), false) AS profiles, count(*) FILTER (WHERE x.kind = 'd') AS ends
   INTO v_batch FROM (SELECT e.id, e.kind FROM ci.event e ORDER BY e.id LIMIT p_rows) x;
   IF v_batch.ids IS NULL THEN RETURN QUERY SELECT 0, NULL::int[], 0, false; RETURN; END IF;
@@ -236,7 +246,7 @@ BEGIN
     FROM unnest(v_batch.ids) u (id) JOIN ci.event e ON e.id = u.id
     LEFT JOIN ci.job j ON e.kind = 'd' AND j.id = e.subject
     CROSS JOIN LATERAL (
-      SELECT e.subject AS job_id WHERE e.kind = 'e'
+      SELECT e.subject AS job_id WHERE e.kind IN ('e', 'u')
       UNION ALL (SELECT b.job_id FROM ci.blocked b WHERE j.state IN ('succeeded', 'cached') AND b.watch = j.id AND b.job_id > e.cursor
                  ORDER BY b.job_id LIMIT p_rows)
       UNION ALL (SELECT y.job_id FROM (
@@ -251,7 +261,7 @@ BEGIN
   ELSE
     v_last := v_of[v_n];
     UPDATE ci.event e SET cursor = v_jobs[v_n] WHERE e.id = v_last;
-    DELETE FROM ci.event e WHERE e.id = ANY (v_batch.ids) AND (e.id < v_last OR (e.id = v_last AND e.kind = 'e'));
+    DELETE FROM ci.event e WHERE e.id = ANY (v_batch.ids) AND (e.id < v_last OR (e.id = v_last AND e.kind IN ('e', 'u')));
   END IF;
 
   IF v_n > 0 THEN
