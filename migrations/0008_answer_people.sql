@@ -127,7 +127,7 @@ BEGIN
            ci.job y LEFT JOIN ci.running r ON r.job_id = y.id LEFT JOIN ci.session s ON s.id = r.session_id LEFT JOIN ci.node d ON d.id = s.node_id
            LEFT JOIN ci.ready k ON k.job_id = y.id
       WHERE y.id = b.watch AND y.state = 'open';
-    IF NOT FOUND AND b.run_at IS NULL AND NOT EXISTS (SELECT FROM ci.missing m WHERE m.job_id = p_job) THEN
+    IF NOT FOUND AND (b.run_at > v_now) IS NOT TRUE AND NOT EXISTS (SELECT FROM ci.missing m WHERE m.job_id = p_job) THEN
       RETURN QUERY SELECT 'resolving', 'It is about to be looked at by the resolver.';
     END IF;
     RETURN;
