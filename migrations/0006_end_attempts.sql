@@ -142,9 +142,10 @@ BEGIN
   CROSS JOIN LATERAL generate_series(greatest(u.starts / 2048, (u.starts + octet_length(u.data) - 1) / 2048 - 31), (u.starts + octet_length(u.data) - 1) / 2048) w
   ORDER BY r.job_id
   ON CONFLICT (job_id, slot) DO UPDATE SET attempt = EXCLUDED.attempt,
-    starts = CASE WHEN t.attempt = EXCLUDED.attempt AND t.starts + octet_length(t.data) = EXCLUDED.starts THEN t.starts ELSE EXCLUDED.starts END,
-    data = CASE WHEN t.attempt = EXCLUDED.attempt AND t.starts + octet_length(t.data) = EXCLUDED.starts THEN t.data || EXCLUDED.data ELSE EXCLUDED.data END
-  WHERE t.attempt <> EXCLUDED.attempt OR t.starts + octet_length(t.data) <= EXCLUDED.starts;   -- fence: log_offset
+    starts = CASE WHEN t.attempt = EXCLUDED.attempt AND EXCLUDED.starts BETWEEN t.starts AND t.starts + octet_length(t.data) THEN t.starts ELSE EXCLUDED.starts END,
+    data = CASE WHEN t.attempt = EXCLUDED.attempt AND EXCLUDED.starts BETWEEN t.starts AND t.starts + octet_length(t.data)
+      THEN t.data || substr(EXCLUDED.data, (t.starts + octet_length(t.data) - EXCLUDED.starts + 1)::int) ELSE EXCLUDED.data END
+  WHERE t.attempt <> EXCLUDED.attempt OR t.starts + octet_length(t.data) < EXCLUDED.starts + octet_length(EXCLUDED.data);   -- fence: log_offset
   GET DIAGNOSTICS v_count = ROW_COUNT;
   RETURN v_count;
 END $$;
