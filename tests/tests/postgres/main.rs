@@ -1,6 +1,7 @@
 //! Tests against a real PostgreSQL, one module a concern.
 
 mod claim;
+mod drain;
 mod ends;
 mod failure;
 mod fairness;
@@ -9,7 +10,9 @@ mod graph;
 mod harness;
 mod lanes;
 mod lease;
+mod logs;
 mod migrate;
 mod order;
 mod publish;
+mod retention;
 mod unsupported;
