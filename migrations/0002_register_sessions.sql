@@ -227,7 +227,7 @@ CREATE FUNCTION ci.drain_idle(p_nodes int[], p_reason text) RETURNS SETOF int
 BEGIN
   PERFORM FROM ci.session WHERE node_id = ANY (p_nodes) AND ended_at IS NULL ORDER BY id FOR UPDATE;   -- lock: drain_idle_waits_for_claim
   RETURN QUERY INSERT INTO ci.drain (node_id, reason)
-    SELECT n FROM unnest(p_nodes) n
+    SELECT n, p_reason FROM unnest(p_nodes) n
     WHERE NOT EXISTS (SELECT FROM ci.session s JOIN ci.running r ON r.session_id = s.id WHERE s.node_id = n)
     ON CONFLICT (node_id, session_id, reason) DO UPDATE SET deadline = NULL
     RETURNING node_id;
