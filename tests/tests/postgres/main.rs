@@ -1,5 +1,6 @@
 //! Tests against a real PostgreSQL, one module a concern.
 
+mod audit;
 mod claim;
 mod drain;
 mod ends;
@@ -16,3 +17,4 @@ mod order;
 mod publish;
 mod retention;
 mod unsupported;
+mod why;
