@@ -36,7 +36,7 @@ CREATE FUNCTION ci.lanes_of(p_jobs bigint[]) RETURNS TABLE (job_id bigint, lane_
     WHERE w.job_id = ANY (p_jobs) GROUP BY w.job_id, e.project_id, e.tier) x
   JOIN ci.job j ON j.id = x.job_id
   JOIN ci.lane l ON l.project_id = x.project_id AND l.tier = x.tier AND l.class_id = j.class_id
-  WHERE x.tier = x.trust
+  WHERE x.tier = x.trust                                                                    -- fence: trust
 $$;
 
 -- Writes the offers of ready jobs whose rows the caller owns, and wakes their lanes. A lane that wakes up joins at no
@@ -94,6 +94,8 @@ BEGIN
   -- A retry avoids the node that failed it only while another live node could take it.
   UPDATE ci.ready r SET avoid = NULL WHERE r.job_id = ANY (ARRAY(
     SELECT r.job_id FROM ci.ready r WHERE r.avoid IS NOT NULL AND NOT ci.other_node(r.class_id, r.avoid) FOR UPDATE SKIP LOCKED));
+  WITH again AS (DELETE FROM ci.passed_over RETURNING job_id)
+  INSERT INTO ci.event (kind, subject) SELECT 'u', job_id FROM again;                       -- event: passed_over_is_looked_at
   UPDATE ci.resolver SET folded_at = v_now;
 END $$;
 
@@ -197,17 +199,18 @@ BEGIN
   SELECT array_agg(job_id) INTO v_jobs FROM mine WHERE job_id NOT IN (SELECT job_id FROM lost);
   -- Whatever was passed over because a builder is at it just now is looked at again: a cancel is never lost to a claim
   -- or a heartbeat in flight. In this order, for a claim that commits in between moves its job on to `running`.
-  INSERT INTO ci.event (kind, subject)
-  SELECT 'u', r.job_id FROM ci.ready r WHERE r.job_id = ANY (p_jobs) AND r.job_id <> ALL (coalesce(v_jobs, '{}'));   -- event: passed_over_ready
+  INSERT INTO ci.passed_over
+  SELECT r.job_id FROM ci.ready r WHERE r.job_id = ANY (p_jobs) AND r.job_id <> ALL (coalesce(v_jobs, '{}'))
+  ON CONFLICT DO NOTHING;                                                                   -- event: passed_over_ready
   IF v_jobs IS NOT NULL THEN v_classes := ci.offer_jobs(v_jobs); END IF;
 
   UPDATE ci.running r SET cancelled = w.unwanted
   FROM (SELECT u.job_id, NOT ci.wanted(u.job_id, u.refused) AS unwanted FROM ci.running u
         WHERE u.job_id = ANY (p_jobs) AND u.phase <> 'accepted' FOR UPDATE SKIP LOCKED) w   -- lock: cancel_skips_ending
   WHERE r.job_id = w.job_id AND r.cancelled <> w.unwanted;
-  INSERT INTO ci.event (kind, subject)
-  SELECT 'u', r.job_id FROM ci.running r WHERE r.job_id = ANY (p_jobs) AND r.phase <> 'accepted'
-    AND r.cancelled = ci.wanted(r.job_id, r.refused);                                       -- event: passed_over_running
+  INSERT INTO ci.passed_over
+  SELECT r.job_id FROM ci.running r WHERE r.job_id = ANY (p_jobs) AND r.phase <> 'accepted' AND r.cancelled = ci.wanted(r.job_id, r.refused)
+  ON CONFLICT DO NOTHING;                                                                   -- event: passed_over_running
   RETURN v_classes;
 END $$;
 

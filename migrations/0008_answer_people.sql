@@ -16,13 +16,17 @@ BEGIN
   ON CONFLICT (name) DO UPDATE SET shares = EXCLUDED.shares, max_concurrent = EXCLUDED.max_concurrent, pools = EXCLUDED.pools,
     untrusted_pools = EXCLUDED.untrusted_pools, paused = EXCLUDED.paused, retention = EXCLUDED.retention, deleted_at = NULL
   RETURNING id INTO v_id;
-  -- Builds that run already count: they get permits too, beyond the limit, where no claim takes them again.
-  INSERT INTO ci.permit (project_id, n) SELECT v_id, n FROM generate_series(1, p_max_concurrent) n ON CONFLICT DO NOTHING;
-  WITH bare AS (UPDATE ci.running r SET permit = true FROM ci.lane l WHERE p_max_concurrent IS NOT NULL
-                AND l.id = r.lane_id AND l.project_id = v_id AND NOT r.permit RETURNING r.job_id)
+  -- Builds that run already count: they get permits too, beyond the limit, where no claim takes them again. Only this
+  -- function makes permits, one caller a project at a time. What a builder keeps locked is not waited for.
+  INSERT INTO ci.permit (project_id, n) SELECT v_id, g.n FROM generate_series(1, p_max_concurrent) g (n)
+  WHERE NOT EXISTS (SELECT FROM ci.permit m WHERE m.project_id = v_id AND m.n = g.n);
+  WITH bare AS (UPDATE ci.running r SET permit = true WHERE r.job_id = ANY (ARRAY(
+                  SELECT u.job_id FROM ci.running u JOIN ci.lane l ON l.id = u.lane_id WHERE p_max_concurrent IS NOT NULL
+                    AND l.project_id = v_id AND NOT u.permit FOR UPDATE OF u SKIP LOCKED)) RETURNING r.job_id)
   INSERT INTO ci.permit (project_id, n, job_id)
   SELECT v_id, (SELECT coalesce(max(n), 0) FROM ci.permit WHERE project_id = v_id) + row_number() OVER (), job_id FROM bare;
-  DELETE FROM ci.permit WHERE project_id = v_id AND job_id IS NULL AND n > coalesce(p_max_concurrent, 0);
+  DELETE FROM ci.permit WHERE project_id = v_id AND n = ANY (ARRAY(
+    SELECT m.n FROM ci.permit m WHERE m.project_id = v_id AND m.job_id IS NULL AND m.n > coalesce(p_max_concurrent, 0) FOR UPDATE SKIP LOCKED));
   -- Not left to the resolver: a limit or a pause holds from now on.
   PERFORM ci.rank();
   RETURN v_id;
@@ -37,7 +41,7 @@ BEGIN
   IF NOT FOUND THEN RETURN false; END IF;
   PERFORM ci.end_evaluation(id, 'cancelled', 'the project was removed') FROM ci.evaluation
   WHERE project_id = v_id AND state NOT IN ('aborted', 'cancelled');
-  INSERT INTO ci.event (kind, subject) VALUES ('p', v_id);
+  INSERT INTO ci.event (kind, subject) VALUES ('p', v_id);                                  -- event: removed_project_reranks
   RETURN true;
 END $$;
 
@@ -48,9 +52,11 @@ DECLARE v_id int;
 BEGIN
   INSERT INTO ci.pool (name, login, systems, features, mandatory_features, slots, at_maximum)
   VALUES (p_name, p_login, p_systems, p_features, p_mandatory, p_slots, p_at_maximum)
-  ON CONFLICT (name) DO UPDATE SET login = EXCLUDED.login, systems = EXCLUDED.systems, features = EXCLUDED.features,
+  ON CONFLICT (name) DO UPDATE SET systems = EXCLUDED.systems, features = EXCLUDED.features,
     mandatory_features = EXCLUDED.mandatory_features, slots = EXCLUDED.slots, at_maximum = EXCLUDED.at_maximum, deleted_at = NULL
   RETURNING id INTO v_id;
+  -- A key, so apart: writing it would wait for every registration that a builder keeps open.
+  UPDATE ci.pool SET login = p_login WHERE id = v_id AND login <> p_login;
   INSERT INTO ci.event (kind, subject) VALUES ('p', v_id);                                  -- event: pool_revives_unsupported
   RETURN v_id;
 END $$;
@@ -84,9 +90,17 @@ END $$;
 CREATE FUNCTION ci.cancel(p_job bigint) RETURNS bool
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+  -- A builder may keep its row locked: waited for before the resolver's lock is taken, never under it.
+  UPDATE ci.running SET cancelled = true, refused = (SELECT max(id) FROM ci.evaluation) WHERE job_id = p_job AND phase <> 'accepted';
+  IF FOUND THEN RETURN true; END IF;
   PERFORM FROM ci.resolver FOR UPDATE;                                                      -- lock: cancel_resolver
   IF EXISTS (SELECT FROM ci.retire(ARRAY[p_job], 'cancelled', NULL, 'cancelled by hand')) THEN RETURN true; END IF;
-  UPDATE ci.running SET cancelled = true, refused = (SELECT max(id) FROM ci.evaluation) WHERE job_id = p_job AND phase <> 'accepted';
+  UPDATE ci.running SET cancelled = true, refused = (SELECT max(id) FROM ci.evaluation) WHERE job_id = ANY (ARRAY(
+    SELECT r.job_id FROM ci.running r WHERE r.job_id = p_job AND r.phase <> 'accepted' FOR UPDATE SKIP LOCKED));
+  IF NOT FOUND AND EXISTS (SELECT FROM ci.job j WHERE j.id = p_job AND j.state = 'open')
+     AND NOT EXISTS (SELECT FROM ci.running r WHERE r.job_id = p_job AND r.phase = 'accepted') THEN
+    PERFORM ci.refuse('HC008', format('build %s is changing hands at this moment: try again', p_job));
+  END IF;
   RETURN FOUND;
 END $$;
 
