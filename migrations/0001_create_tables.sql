@@ -265,6 +265,7 @@ CREATE TABLE ci.running (
   lane_id     int NOT NULL,                      -- the lane that pays
   phase       ci.phase NOT NULL DEFAULT 'building',
   cancelled   bool NOT NULL DEFAULT false,
+  refused     bigint NOT NULL DEFAULT 0,         -- a person cancelled it: evaluations up to this one do not count as wanting it
   permit      bool NOT NULL,
   estimate    real NOT NULL,
   claimed_at  timestamptz NOT NULL,
@@ -277,14 +278,18 @@ CREATE INDEX running_lease ON ci.running (lease_until);
 -- Jobs that may have become nobody's: retention looks at them and, one by one, at their inputs.
 CREATE TABLE ci.orphan (job_id bigint PRIMARY KEY);
 
--- The resolver's inbox. 'e': look at job `subject`; 'd': look at what depends on it; 'v': look at everything that
--- evaluation `subject` wants; 'p': profiles, classes or projects changed. `cursor` is how far the fan-out of this event has come.
+-- The resolver's inbox. 'e': look at job `subject`; 'u': and whether anybody wants it; 'd': look at what depends on it;
+-- 'v': look at everything that evaluation `subject` wants; 'p': profiles, classes or projects changed. `cursor` is how
+-- far the fan-out of this event has come.
 CREATE TABLE ci.event (
   id      bigint GENERATED ALWAYS AS IDENTITY (CACHE 32) PRIMARY KEY,
   kind    "char" NOT NULL,
   subject bigint NOT NULL,
   cursor  bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 80);
+
+-- Jobs whose rows a builder had locked when the resolver came by: looked at again at the next fold.
+CREATE TABLE ci.passed_over (job_id bigint PRIMARY KEY);
 
 -- Finished use of a slot, until the next fold adds it to its lane and to what is known about names and nodes.
 CREATE TABLE ci.ledger (

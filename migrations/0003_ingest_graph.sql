@@ -20,9 +20,9 @@ BEGIN
 END $$;
 
 -- Which of these need not be sent: known and not merely as somebody's cached input.
-CREATE FUNCTION ci.known(p_drv_paths text[]) RETURNS TABLE (drv_path text, job_id bigint, depth int)
+CREATE FUNCTION ci.known(p_drv_paths text[]) RETURNS TABLE (drv_path text, job_id bigint, depth int, height int)
   LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-  SELECT j.drv_path, j.id, j.depth FROM unnest(p_drv_paths) u JOIN ci.job j ON j.drv_path = u
+  SELECT j.drv_path, j.id, j.depth, j.height FROM unnest(p_drv_paths) u JOIN ci.job j ON j.drv_path = u
   WHERE j.state <> 'cached' OR EXISTS (SELECT FROM ci.aterm a WHERE a.job_id = j.id)
 $$;
 
@@ -36,8 +36,9 @@ BEGIN
   ON CONFLICT (path) DO NOTHING;
   GET DIAGNOSTICS v_count = ROW_COUNT;
   -- An open job whose outputs are known now has nothing left to build.
-  WITH made AS (INSERT INTO ci.twin SELECT DISTINCT o.job_id FROM unnest(p_paths) p JOIN ci.output o ON o.path = p
-                JOIN ci.job j ON j.id = o.job_id AND j.state = 'open' ON CONFLICT DO NOTHING RETURNING job_id)
+  WITH made AS MATERIALIZED (SELECT DISTINCT o.job_id FROM unnest(p_paths) p JOIN ci.output o ON o.path = p
+                JOIN ci.job j ON j.id = o.job_id AND j.state = 'open'),
+       twins AS (INSERT INTO ci.twin SELECT job_id FROM made ORDER BY 1 ON CONFLICT DO NOTHING)
   INSERT INTO ci.event (kind, subject) SELECT 'e', job_id FROM made;                        -- event: recorded_path_ends_job
   RETURN v_count;
 END $$;
@@ -141,7 +142,8 @@ BEGIN
   IF cardinality(p_known) > 0 OR false = ANY (v_fresh) THEN
     INSERT INTO ci.event (kind, subject)
     SELECT 'e', j.id FROM unnest(v_all) a JOIN ci.job j ON j.id = a AND j.state = 'open'     -- event: known_job_gains_lane
-    WHERE NOT EXISTS (SELECT FROM ci.want w JOIN ci.evaluation e ON e.id = w.evaluation_id
+    WHERE EXISTS (SELECT FROM ci.running r WHERE r.job_id = j.id AND r.cancelled)
+       OR NOT EXISTS (SELECT FROM ci.want w JOIN ci.evaluation e ON e.id = w.evaluation_id
                       WHERE w.job_id = j.id AND e.project_id = v_evaluation.project_id AND e.tier = v_evaluation.tier
                         AND e.state IN ('evaluating', 'complete'));
     SELECT array_agg(id) INTO v_again FROM (
@@ -171,7 +173,8 @@ BEGIN
   SELECT p_evaluation, a, j, e FROM unnest(p_attrs, p_attr_jobs, p_attr_errors) u (a, j, e) ON CONFLICT DO NOTHING;
   WITH raise AS MATERIALIZED (
          SELECT j.id, least(u.h, 1000000) AS h FROM unnest(p_jobs, p_heights) u (id, h) JOIN ci.job j ON j.id = u.id
-         WHERE j.state = 'open' AND j.height < u.h ORDER BY j.id FOR NO KEY UPDATE OF j),
+         -- Not waited for: a builder may keep the row of a job that it ends, and finishes of the others would wait behind us.
+         WHERE j.state = 'open' AND j.height < u.h ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED),
        raised AS (UPDATE ci.job j SET height = r.h FROM raise r WHERE j.id = r.id RETURNING j.id)
   INSERT INTO ci.event (kind, subject) SELECT 'e', id FROM raised WHERE EXISTS (SELECT FROM ci.ready r WHERE r.job_id = id);   -- event: raised_height_reorders
 END $$;

@@ -2,10 +2,10 @@
 -- job out), of lanes and of profiles. Level-triggered: an event says where to look, never what to do; what to do is
 -- read from the states as they are. One step at a time, bounded by the rows it touches, safe to kill at any point.
 
--- Does a live evaluation want it?
-CREATE FUNCTION ci.wanted(p_job bigint) RETURNS bool LANGUAGE sql STABLE AS $$
+-- Does a live evaluation, one after p_after, want it?
+CREATE FUNCTION ci.wanted(p_job bigint, p_after bigint DEFAULT 0) RETURNS bool LANGUAGE sql STABLE AS $$
   SELECT EXISTS (SELECT FROM ci.want w JOIN ci.evaluation e ON e.id = w.evaluation_id
-                 WHERE w.job_id = p_job AND e.state IN ('evaluating', 'complete'))
+                 WHERE w.job_id = p_job AND w.evaluation_id > p_after AND e.state IN ('evaluating', 'complete'))
 $$;
 
 -- Ends jobs that will not run, out of `blocked` or `ready`. p_roots: for dep_failed, what failed first.
@@ -36,7 +36,7 @@ CREATE FUNCTION ci.lanes_of(p_jobs bigint[]) RETURNS TABLE (job_id bigint, lane_
     WHERE w.job_id = ANY (p_jobs) GROUP BY w.job_id, e.project_id, e.tier) x
   JOIN ci.job j ON j.id = x.job_id
   JOIN ci.lane l ON l.project_id = x.project_id AND l.tier = x.tier AND l.class_id = j.class_id
-  WHERE x.tier = x.trust
+  WHERE x.tier = x.trust                                                                    -- fence: trust
 $$;
 
 -- Writes the offers of ready jobs whose rows the caller owns, and wakes their lanes. A lane that wakes up joins at no
@@ -49,6 +49,9 @@ BEGIN
              SELECT n.lane_id, -j.priority, n.evaluation_id, -j.height, n.job_id
              FROM ci.lanes_of(p_jobs) n JOIN ci.job j ON j.id = n.job_id RETURNING lane_id, urgency)
   SELECT array_agg(lane_id), array_agg(top) INTO v_lanes, v_tops FROM (SELECT lane_id, -min(urgency) AS top FROM o GROUP BY lane_id) x;
+  -- In nobody's lane: given back, or freed, after its last evaluation had ended.
+  INSERT INTO ci.event (kind, subject)
+  SELECT 'u', j FROM unnest(p_jobs) j WHERE NOT EXISTS (SELECT FROM ci.offer o WHERE o.job_id = j);   -- event: unwanted_is_cancelled
   IF EXISTS (SELECT FROM unnest(v_lanes, v_tops) u (id, top) JOIN ci.lane l ON l.id = u.id WHERE NOT l.active OR l.top < u.top) THEN
     UPDATE ci.lane l SET active = true, top = greatest(l.top, u.top),
       used = CASE WHEN l.active THEN l.used ELSE greatest(l.used, coalesce((
@@ -91,6 +94,8 @@ BEGIN
   -- A retry avoids the node that failed it only while another live node could take it.
   UPDATE ci.ready r SET avoid = NULL WHERE r.job_id = ANY (ARRAY(
     SELECT r.job_id FROM ci.ready r WHERE r.avoid IS NOT NULL AND NOT ci.other_node(r.class_id, r.avoid) FOR UPDATE SKIP LOCKED));
+  WITH again AS (DELETE FROM ci.passed_over RETURNING job_id)
+  INSERT INTO ci.event (kind, subject) SELECT 'u', job_id FROM again;                       -- event: passed_over_is_looked_at
   UPDATE ci.resolver SET folded_at = v_now;
 END $$;
 
@@ -119,6 +124,11 @@ BEGIN
   IF v_adopt IS NOT NULL THEN
     PERFORM ci.retire(v_adopt, 'succeeded');
   END IF;
+  -- Whoever followed one of these while it was ready or ran, but is in front of it now that both wait, looks again.
+  INSERT INTO ci.event (kind, subject)
+  SELECT 'e', f.job_id FROM ci.twin t JOIN ci.blocked b ON b.job_id = t.job_id JOIN ci.job j ON j.id = t.job_id
+    JOIN ci.blocked f ON f.watch = t.job_id JOIN ci.job k ON k.id = f.job_id
+  WHERE t.job_id = ANY (p_jobs) AND (k.depth, k.id) < (j.depth, j.id);                      -- event: follower_in_front_looks_again
 
   -- The worst input decides: a bad one ends the job, else the deepest unfinished one is watched, else it is ready.
   WITH verdict AS MATERIALIZED (
@@ -155,8 +165,8 @@ BEGIN
   RETURN ci.offer_jobs(v_ready);
 END $$;
 
--- Looks again at jobs that are not blocked: dep-failed ones whose inputs recovered, ready ones whose inputs were lost or
--- whose lanes changed, running ones that nobody, or somebody again, wants.
+-- Looks again at jobs that are not blocked: dep-failed ones whose inputs recovered, ready ones whose inputs were lost,
+-- whose outputs are there or whose lanes changed, running ones that nobody, or somebody again, wants.
 CREATE FUNCTION ci.reconsider(p_jobs bigint[]) RETURNS int[] LANGUAGE plpgsql
   SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE v_jobs bigint[]; v_classes int[];
@@ -168,28 +178,39 @@ BEGIN
     ORDER BY j.id FOR NO KEY UPDATE OF j) x;
   IF v_jobs IS NOT NULL THEN PERFORM ci.reopen(v_jobs); END IF;
   -- Still dep-failed, but for another reason than the one it names.
-  UPDATE ci.job j SET root = n.root
+  WITH moved AS (UPDATE ci.job j SET root = n.root
   FROM unnest(p_jobs) c CROSS JOIN LATERAL (
     SELECT coalesce(d.root, d.id) AS root FROM ci.job_input i JOIN ci.job d ON d.id = i.input
     WHERE i.referrer = c AND d.state IN ('failed', 'dep_failed', 'cancelled') ORDER BY d.depth DESC LIMIT 1) n
-  WHERE j.id = c AND j.state = 'dep_failed'
-    AND NOT EXISTS (SELECT FROM ci.job o WHERE o.id = j.root AND o.state IN ('failed', 'cancelled'));
+  WHERE j.id = c AND j.state = 'dep_failed' AND j.root <> n.root
+    AND NOT EXISTS (SELECT FROM ci.job o WHERE o.id = j.root AND o.state IN ('failed', 'cancelled')) RETURNING j.id)
+  INSERT INTO ci.event (kind, subject) SELECT 'd', id FROM moved;                           -- event: new_root_goes_up
 
   WITH mine AS MATERIALIZED (SELECT r.job_id FROM ci.ready r WHERE r.job_id = ANY (p_jobs) FOR UPDATE SKIP LOCKED),   -- lock: reconsider_skips_claimed
        lost AS MATERIALIZED (SELECT m.job_id FROM mine m WHERE EXISTS (
                 SELECT FROM ci.job_input i JOIN ci.job d ON d.id = i.input
-                WHERE i.referrer = m.job_id AND d.state NOT IN ('succeeded', 'cached'))),
+                WHERE i.referrer = m.job_id AND d.state NOT IN ('succeeded', 'cached'))
+                  OR EXISTS (SELECT FROM ci.twin t WHERE t.job_id = m.job_id) AND NOT EXISTS (
+                SELECT FROM ci.output o LEFT JOIN ci.canonical c ON c.path = o.path WHERE o.job_id = m.job_id AND c.path IS NULL)),
        out AS (DELETE FROM ci.ready r USING lost WHERE r.job_id = lost.job_id RETURNING r.job_id),
        unoffered AS (DELETE FROM ci.offer o USING lost WHERE o.job_id = lost.job_id),
        held AS (INSERT INTO ci.blocked (job_id) SELECT job_id FROM out RETURNING job_id),
        told AS (INSERT INTO ci.event (kind, subject) SELECT 'e', job_id FROM held)          -- event: pulled_back_is_judged
   SELECT array_agg(job_id) INTO v_jobs FROM mine WHERE job_id NOT IN (SELECT job_id FROM lost);
+  -- Whatever was passed over because a builder is at it just now is looked at again: a cancel is never lost to a claim
+  -- or a heartbeat in flight. In this order, for a claim that commits in between moves its job on to `running`.
+  INSERT INTO ci.passed_over
+  SELECT r.job_id FROM ci.ready r WHERE r.job_id = ANY (p_jobs) AND r.job_id <> ALL (coalesce(v_jobs, '{}'))
+  ON CONFLICT DO NOTHING;                                                                   -- event: passed_over_ready
   IF v_jobs IS NOT NULL THEN v_classes := ci.offer_jobs(v_jobs); END IF;
 
   UPDATE ci.running r SET cancelled = w.unwanted
-  FROM (SELECT u.job_id, NOT ci.wanted(u.job_id) AS unwanted FROM ci.running u
+  FROM (SELECT u.job_id, NOT ci.wanted(u.job_id, u.refused) AS unwanted FROM ci.running u
         WHERE u.job_id = ANY (p_jobs) AND u.phase <> 'accepted' FOR UPDATE SKIP LOCKED) w   -- lock: cancel_skips_ending
   WHERE r.job_id = w.job_id AND r.cancelled <> w.unwanted;
+  INSERT INTO ci.passed_over
+  SELECT r.job_id FROM ci.running r WHERE r.job_id = ANY (p_jobs) AND r.phase <> 'accepted' AND r.cancelled = ci.wanted(r.job_id, r.refused)
+  ON CONFLICT DO NOTHING;                                                                   -- event: passed_over_running
   RETURN v_classes;
 END $$;
 
@@ -210,7 +231,7 @@ BEGIN
                  SELECT b.job_id FROM ci.blocked b WHERE b.run_at <= v_now ORDER BY b.run_at LIMIT p_rows)) RETURNING job_id)
   INSERT INTO ci.event (kind, subject) SELECT 'e', job_id FROM due;                         -- event: due_retry_is_judged
 
-  SELECT array_agg(x.id ORDER BY x.id) AS ids, coalesce(bool_or(x.kind = 'v'), false) AS cancels,
+  SELECT array_agg(x.id ORDER BY x.id) AS ids, coalesce(bool_or(x.kind IN ('v', 'u')), false) AS cancels,
          coalesce(bool_or(x.kind = 'p'), false) AS profiles, count(*) FILTER (WHERE x.kind = 'd') AS ends
   INTO v_batch FROM (SELECT e.id, e.kind FROM ci.event e ORDER BY e.id LIMIT p_rows) x;
   IF v_batch.ids IS NULL THEN RETURN QUERY SELECT 0, NULL::int[], 0, false; RETURN; END IF;
@@ -228,7 +249,7 @@ BEGIN
     FROM unnest(v_batch.ids) u (id) JOIN ci.event e ON e.id = u.id
     LEFT JOIN ci.job j ON e.kind = 'd' AND j.id = e.subject
     CROSS JOIN LATERAL (
-      SELECT e.subject AS job_id WHERE e.kind = 'e'
+      SELECT e.subject AS job_id WHERE e.kind IN ('e', 'u')
       UNION ALL (SELECT b.job_id FROM ci.blocked b WHERE j.state IN ('succeeded', 'cached') AND b.watch = j.id AND b.job_id > e.cursor
                  ORDER BY b.job_id LIMIT p_rows)
       UNION ALL (SELECT y.job_id FROM (
@@ -243,7 +264,7 @@ BEGIN
   ELSE
     v_last := v_of[v_n];
     UPDATE ci.event e SET cursor = v_jobs[v_n] WHERE e.id = v_last;
-    DELETE FROM ci.event e WHERE e.id = ANY (v_batch.ids) AND (e.id < v_last OR (e.id = v_last AND e.kind = 'e'));
+    DELETE FROM ci.event e WHERE e.id = ANY (v_batch.ids) AND (e.id < v_last OR (e.id = v_last AND e.kind IN ('e', 'u')));
   END IF;
 
   IF v_n > 0 THEN

@@ -3,16 +3,18 @@
 -- Up to p_n jobs out of one project's lanes (one lane a class), best first.
 CREATE FUNCTION ci.take(p_project int, p_limit int, p_lanes int[], p_manual bool, p_node int, p_n int,
     OUT jobs bigint[], OUT lanes int[], OUT estimates real[]) LANGUAGE plpgsql AS $$
-DECLARE v_lanes int[] := p_lanes; v_lane int; v_left int := p_n; v_got bigint[]; v_estimates real[]; v_permits int[];
+DECLARE v_lanes int[] := p_lanes; v_lane int; v_left int := p_n; v_got bigint[]; v_estimates real[]; v_permits int[]; v_beyond int := 0;
 BEGIN
   jobs := '{}'; lanes := '{}'; estimates := '{}';
   IF p_limit IS NOT NULL THEN
+    -- Builds beyond the limit were there before it: as many free permits are left alone.
+    v_beyond := (SELECT count(*) FROM ci.permit m WHERE m.project_id = p_project AND m.n > p_limit AND m.job_id IS NOT NULL);   -- fence: permit_beyond
     SELECT array_agg(n) INTO v_permits FROM (
       SELECT m.n FROM ci.permit m WHERE m.project_id = p_project
         AND m.job_id IS NULL                                                                -- fence: permit_free
         AND m.n <= p_limit                                                                  -- fence: permit_limit
-      ORDER BY m.n LIMIT p_n FOR UPDATE SKIP LOCKED) x;                                     -- lock: permit
-    v_left := coalesce(cardinality(v_permits), 0);
+      ORDER BY m.n LIMIT p_n + v_beyond FOR UPDATE SKIP LOCKED) x;                          -- lock: permit
+    v_left := least(p_n, coalesce(cardinality(v_permits), 0) - v_beyond);
   END IF;
   WHILE v_left > 0 AND cardinality(v_lanes) > 0 LOOP
     v_lane := v_lanes[1];
@@ -92,6 +94,9 @@ BEGIN
   -- project back by a minute per share; a project that has less than its part leaves the rest to the others.
   FOR v_pass IN CASE WHEN p.tops[1] > 0 THEN 1 ELSE 2 END .. 2 LOOP
     v_turns := ARRAY(SELECT i FROM generate_subscripts(p.projects, 1) i WHERE v_pass = 2 OR p.tops[i] > 0);
+    IF v_pass = 2 AND p.tops[1] > 0 THEN    -- beyond its manual jobs a project waits its turn
+      v_turns := ARRAY(SELECT i FROM unnest(v_turns) i ORDER BY p.ranks[i], i);
+    END IF;
     WHILE v_left > 0 AND cardinality(v_turns) > 0 LOOP
       IF v_left = 1 THEN
         v_asked := v_turns[1:1];

@@ -2,13 +2,13 @@
 -- log meanwhile. A builder can say that it failed, never that it succeeded. Every call names (job, attempt) under its
 -- session; what is stale is left out of the answer and changes nothing.
 
--- The running rows that a session's fences name, locked, in the order of job ids. A row that somebody else is ending is
--- not waited for.
+-- The running rows that a session's fences name, locked, in the order of job ids. Waits for whoever has them: the
+-- session's own words in flight, or the control plane, which is quick. Whoever locks the session's row too does so first.
 CREATE FUNCTION ci.own_attempts(p_session bigint, p_jobs bigint[], p_attempts bigint[]) RETURNS SETOF ci.running LANGUAGE sql AS $$
   SELECT r.* FROM unnest(p_jobs, p_attempts) u (job_id, attempt) JOIN ci.running r ON r.job_id = u.job_id
   WHERE r.attempt = u.attempt                                                               -- fence: attempt
     AND r.session_id = p_session                                                            -- fence: attempt_session
-  ORDER BY r.job_id FOR UPDATE OF r SKIP LOCKED
+  ORDER BY r.job_id FOR UPDATE OF r
 $$;
 
 -- Ends attempts: the running row goes, history and ledger stay. p_charge: interrupted time is free.
@@ -62,7 +62,7 @@ END $$;
 CREATE FUNCTION ci.start_upload(p_session bigint, p_secret text, p_jobs bigint[], p_attempts bigint[]) RETURNS SETOF bigint
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  PERFORM ci.require_session(p_session, p_secret);
+  PERFORM ci.require_session(p_session, p_secret), ci.require_few(p_jobs);
   RETURN QUERY UPDATE ci.running r SET phase = 'uploading', uploaded_at = ci.clock()
     WHERE r.job_id = ANY (ARRAY(SELECT o.job_id FROM ci.own_attempts(p_session, p_jobs, p_attempts) o))
       AND r.phase = 'building'                                                              -- fence: upload_phase
@@ -72,7 +72,7 @@ END $$;
 CREATE FUNCTION ci.give_back(p_session bigint, p_secret text, p_jobs bigint[], p_attempts bigint[], p_message text) RETURNS SETOF bigint
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  PERFORM ci.require_session(p_session, p_secret);
+  PERFORM ci.require_session(p_session, p_secret), ci.require_few(p_jobs);
   RETURN QUERY SELECT ci.interrupt(p_session, p_jobs, p_attempts, left(p_message, 2000));
 END $$;
 
@@ -85,6 +85,7 @@ BEGIN
   IF NOT FOUND THEN
     PERFORM ci.refuse('HC002', format('%L is not a kind of failure that a builder can report', left(p_kind, 100)));
   END IF;
+  IF v_kind.blames_node THEN PERFORM FROM ci.session WHERE id = p_session FOR NO KEY UPDATE; END IF;   -- as a heartbeat: the session first
   SELECT * INTO v_running FROM ci.own_attempts(p_session, ARRAY[p_job], ARRAY[p_attempt]) WHERE phase <> 'accepted';   -- fence: accepted_cannot_fail
   IF NOT FOUND THEN RETURN false; END IF;
   IF v_running.cancelled THEN
@@ -101,11 +102,17 @@ END $$;
 -- An input cannot be had from the cache. The job waits, at no cost to it, for a signer to look (ci.settle_missing).
 CREATE FUNCTION ci.input_missing(p_session bigint, p_secret text, p_job bigint, p_attempt bigint, p_path text) RETURNS bool
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE v_running ci.running;
 BEGIN
   PERFORM ci.require_session(p_session, p_secret);
-  PERFORM FROM ci.own_attempts(p_session, ARRAY[p_job], ARRAY[p_attempt]) WHERE phase = 'building';   -- fence: missing_phase
+  SELECT * INTO v_running FROM ci.own_attempts(p_session, ARRAY[p_job], ARRAY[p_attempt]) WHERE phase = 'building';   -- fence: missing_phase
   IF NOT FOUND THEN RETURN false; END IF;
-  IF NOT EXISTS (SELECT FROM ci.job_input i JOIN ci.output o ON o.job_id = i.input
+  IF v_running.cancelled THEN
+    PERFORM ci.interrupt(p_session, ARRAY[p_job], ARRAY[p_attempt], 'an input is missing');
+    RETURN true;
+  END IF;
+  -- A whole store path, so that any word of the derivation's text is not one.
+  IF NOT coalesce(p_path ~ '^/[^ ]*/[0-9a-z]{32}-[^/ ]{1,211}$', false) OR NOT EXISTS (SELECT FROM ci.job_input i JOIN ci.output o ON o.job_id = i.input
                  CROSS JOIN LATERAL ci.closure(ARRAY[o.path]) c WHERE i.referrer = p_job AND p_path = ANY (c.paths))
      AND NOT EXISTS (SELECT FROM ci.aterm a WHERE a.job_id = p_job AND position(convert_to(p_path, 'UTF8') IN a.text) > 0) THEN
     PERFORM ci.refuse('HC002', format('%s is no input of job %s', left(p_path, 300), p_job));
@@ -113,7 +120,7 @@ BEGIN
   PERFORM ci.end_attempts(ARRAY[p_job], 'input_missing', p_path, false);
   INSERT INTO ci.missing (path, job_id) VALUES (p_path, p_job);
   INSERT INTO ci.blocked (job_id) VALUES (p_job);
-  INSERT INTO ci.event (kind, subject) VALUES ('e', p_job);
+  INSERT INTO ci.event (kind, subject) VALUES ('e', p_job);                                 -- event: missing_is_judged
   RETURN true;
 END $$;
 
@@ -137,9 +144,10 @@ BEGIN
   CROSS JOIN LATERAL generate_series(greatest(u.starts / 2048, (u.starts + octet_length(u.data) - 1) / 2048 - 31), (u.starts + octet_length(u.data) - 1) / 2048) w
   ORDER BY r.job_id
   ON CONFLICT (job_id, slot) DO UPDATE SET attempt = EXCLUDED.attempt,
-    starts = CASE WHEN t.attempt = EXCLUDED.attempt AND t.starts + octet_length(t.data) = EXCLUDED.starts THEN t.starts ELSE EXCLUDED.starts END,
-    data = CASE WHEN t.attempt = EXCLUDED.attempt AND t.starts + octet_length(t.data) = EXCLUDED.starts THEN t.data || EXCLUDED.data ELSE EXCLUDED.data END
-  WHERE t.attempt <> EXCLUDED.attempt OR t.starts + octet_length(t.data) <= EXCLUDED.starts;   -- fence: log_offset
+    starts = CASE WHEN t.attempt = EXCLUDED.attempt AND EXCLUDED.starts BETWEEN t.starts AND t.starts + octet_length(t.data) THEN t.starts ELSE EXCLUDED.starts END,
+    data = CASE WHEN t.attempt = EXCLUDED.attempt AND EXCLUDED.starts BETWEEN t.starts AND t.starts + octet_length(t.data)
+      THEN t.data || substr(EXCLUDED.data, (t.starts + octet_length(t.data) - EXCLUDED.starts + 1)::int) ELSE EXCLUDED.data END
+  WHERE t.attempt <> EXCLUDED.attempt OR t.starts + octet_length(t.data) < EXCLUDED.starts + octet_length(EXCLUDED.data);   -- fence: log_offset
   GET DIAGNOSTICS v_count = ROW_COUNT;
   RETURN v_count;
 END $$;

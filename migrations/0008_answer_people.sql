@@ -9,23 +9,26 @@ BEGIN
   IF FOUND THEN
     PERFORM ci.refuse('HC007', format('project %s names pool %s, which does not exist', p_name, v_unknown));
   END IF;
+  PERFORM FROM ci.resolver FOR UPDATE;                                                      -- lock: project_resolver
   INSERT INTO ci.project AS p (name, shares, max_concurrent, pools, untrusted_pools, paused, retention)
   VALUES (p_name, p_shares, p_max_concurrent, CASE WHEN p_pools IS NOT NULL THEN ARRAY(SELECT id FROM ci.pool WHERE name = ANY (p_pools)) END,
           ARRAY(SELECT id FROM ci.pool WHERE name = ANY (p_untrusted_pools)), p_paused, p_retention)
   ON CONFLICT (name) DO UPDATE SET shares = EXCLUDED.shares, max_concurrent = EXCLUDED.max_concurrent, pools = EXCLUDED.pools,
     untrusted_pools = EXCLUDED.untrusted_pools, paused = EXCLUDED.paused, retention = EXCLUDED.retention, deleted_at = NULL
   RETURNING id INTO v_id;
-  -- Builds that run already count: they get permits too, beyond the limit if need be, where no claim takes them again.
-  INSERT INTO ci.permit (project_id, n) SELECT v_id, n FROM generate_series(1, p_max_concurrent) n ON CONFLICT DO NOTHING;
-  WITH bare AS (UPDATE ci.running r SET permit = true FROM ci.lane l WHERE p_max_concurrent IS NOT NULL
-                AND l.id = r.lane_id AND l.project_id = v_id AND NOT r.permit RETURNING r.job_id),
-       numbered AS (SELECT job_id, row_number() OVER () AS i FROM bare),
-       free AS (SELECT n, row_number() OVER (ORDER BY n) AS i FROM ci.permit WHERE project_id = v_id AND job_id IS NULL)
+  -- Builds that run already count: they get permits too, beyond the limit, where no claim takes them again. Only this
+  -- function makes permits, one caller a project at a time. What a builder keeps locked is not waited for.
+  INSERT INTO ci.permit (project_id, n) SELECT v_id, g.n FROM generate_series(1, p_max_concurrent) g (n)
+  WHERE NOT EXISTS (SELECT FROM ci.permit m WHERE m.project_id = v_id AND m.n = g.n);
+  WITH bare AS (UPDATE ci.running r SET permit = true WHERE r.job_id = ANY (ARRAY(
+                  SELECT u.job_id FROM ci.running u JOIN ci.lane l ON l.id = u.lane_id WHERE p_max_concurrent IS NOT NULL
+                    AND l.project_id = v_id AND NOT u.permit FOR UPDATE OF u SKIP LOCKED)) RETURNING r.job_id)
   INSERT INTO ci.permit (project_id, n, job_id)
-  SELECT v_id, coalesce(f.n, (SELECT max(n) FROM ci.permit WHERE project_id = v_id) + b.i), b.job_id FROM numbered b LEFT JOIN free f USING (i)
-  ON CONFLICT (project_id, n) DO UPDATE SET job_id = EXCLUDED.job_id;
-  DELETE FROM ci.permit WHERE project_id = v_id AND job_id IS NULL AND n > coalesce(p_max_concurrent, 0);
-  INSERT INTO ci.event (kind, subject) VALUES ('p', v_id);                                  -- event: project_reranks
+  SELECT v_id, (SELECT coalesce(max(n), 0) FROM ci.permit WHERE project_id = v_id) + row_number() OVER (), job_id FROM bare;
+  DELETE FROM ci.permit WHERE project_id = v_id AND n = ANY (ARRAY(
+    SELECT m.n FROM ci.permit m WHERE m.project_id = v_id AND m.job_id IS NULL AND m.n > coalesce(p_max_concurrent, 0) FOR UPDATE SKIP LOCKED));
+  -- Not left to the resolver: a limit or a pause holds from now on.
+  PERFORM ci.rank();
   RETURN v_id;
 END $$;
 
@@ -38,7 +41,7 @@ BEGIN
   IF NOT FOUND THEN RETURN false; END IF;
   PERFORM ci.end_evaluation(id, 'cancelled', 'the project was removed') FROM ci.evaluation
   WHERE project_id = v_id AND state NOT IN ('aborted', 'cancelled');
-  INSERT INTO ci.event (kind, subject) VALUES ('p', v_id);
+  INSERT INTO ci.event (kind, subject) VALUES ('p', v_id);                                  -- event: removed_project_reranks
   RETURN true;
 END $$;
 
@@ -49,9 +52,11 @@ DECLARE v_id int;
 BEGIN
   INSERT INTO ci.pool (name, login, systems, features, mandatory_features, slots, at_maximum)
   VALUES (p_name, p_login, p_systems, p_features, p_mandatory, p_slots, p_at_maximum)
-  ON CONFLICT (name) DO UPDATE SET login = EXCLUDED.login, systems = EXCLUDED.systems, features = EXCLUDED.features,
+  ON CONFLICT (name) DO UPDATE SET systems = EXCLUDED.systems, features = EXCLUDED.features,
     mandatory_features = EXCLUDED.mandatory_features, slots = EXCLUDED.slots, at_maximum = EXCLUDED.at_maximum, deleted_at = NULL
   RETURNING id INTO v_id;
+  -- A key, so apart: writing it would wait for every registration that a builder keeps open.
+  UPDATE ci.pool SET login = p_login WHERE id = v_id AND login <> p_login;
   INSERT INTO ci.event (kind, subject) VALUES ('p', v_id);                                  -- event: pool_revives_unsupported
   RETURN v_id;
 END $$;
@@ -85,9 +90,17 @@ END $$;
 CREATE FUNCTION ci.cancel(p_job bigint) RETURNS bool
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+  -- A builder may keep its row locked: waited for before the resolver's lock is taken, never under it.
+  UPDATE ci.running SET cancelled = true, refused = (SELECT max(id) FROM ci.evaluation) WHERE job_id = p_job AND phase <> 'accepted';
+  IF FOUND THEN RETURN true; END IF;
   PERFORM FROM ci.resolver FOR UPDATE;                                                      -- lock: cancel_resolver
   IF EXISTS (SELECT FROM ci.retire(ARRAY[p_job], 'cancelled', NULL, 'cancelled by hand')) THEN RETURN true; END IF;
-  UPDATE ci.running SET cancelled = true WHERE job_id = p_job AND phase <> 'accepted';
+  UPDATE ci.running SET cancelled = true, refused = (SELECT max(id) FROM ci.evaluation) WHERE job_id = ANY (ARRAY(
+    SELECT r.job_id FROM ci.running r WHERE r.job_id = p_job AND r.phase <> 'accepted' FOR UPDATE SKIP LOCKED));
+  IF NOT FOUND AND EXISTS (SELECT FROM ci.job j WHERE j.id = p_job AND j.state = 'open')
+     AND NOT EXISTS (SELECT FROM ci.running r WHERE r.job_id = p_job AND r.phase = 'accepted') THEN
+    PERFORM ci.refuse('HC008', format('build %s is changing hands at this moment: try again', p_job));
+  END IF;
   RETURN FOUND;
 END $$;
 
@@ -128,7 +141,7 @@ BEGIN
            ci.job y LEFT JOIN ci.running r ON r.job_id = y.id LEFT JOIN ci.session s ON s.id = r.session_id LEFT JOIN ci.node d ON d.id = s.node_id
            LEFT JOIN ci.ready k ON k.job_id = y.id
       WHERE y.id = b.watch AND y.state = 'open';
-    IF NOT FOUND AND b.run_at IS NULL AND NOT EXISTS (SELECT FROM ci.missing m WHERE m.job_id = p_job) THEN
+    IF NOT FOUND AND (b.run_at > v_now) IS NOT TRUE AND NOT EXISTS (SELECT FROM ci.missing m WHERE m.job_id = p_job) THEN
       RETURN QUERY SELECT 'resolving', 'It is about to be looked at by the resolver.';
     END IF;
     RETURN;
@@ -149,7 +162,7 @@ BEGIN
     WHERE o.job_id = p_job AND p.paused;
   RETURN QUERY SELECT 'limit', format('Project %s has %s builds running, which is its limit.', p.name, p.max_concurrent)
     FROM ci.offer o JOIN ci.lane l ON l.id = o.lane_id JOIN ci.project p ON p.id = l.project_id
-    WHERE o.job_id = p_job AND p.max_concurrent IS NOT NULL AND NOT EXISTS (SELECT FROM ci.permit m WHERE m.project_id = p.id AND m.job_id IS NULL);
+    WHERE o.job_id = p_job AND p.max_concurrent IS NOT NULL AND (SELECT count(*) FROM ci.permit m WHERE m.project_id = p.id AND m.job_id IS NOT NULL) >= p.max_concurrent;
   RETURN QUERY SELECT 'pools', format('Project %s may build this only in pools that cannot run it.', p.name)
     FROM ci.offer o JOIN ci.lane l ON l.id = o.lane_id JOIN ci.project p ON p.id = l.project_id
     WHERE o.job_id = p_job AND NOT EXISTS (SELECT FROM ci.pool q WHERE q.deleted_at IS NULL

@@ -6,7 +6,7 @@ CREATE FUNCTION ci.audit() RETURNS TABLE (violation text, subject text)
        places AS (SELECT job_id, count(*) AS n FROM place GROUP BY job_id),
        -- Jobs that a waiting event will have looked at.
        told AS MATERIALIZED (
-         SELECT subject AS job_id FROM ci.event WHERE kind = 'e'
+         SELECT subject AS job_id FROM ci.event WHERE kind IN ('e', 'u') UNION SELECT job_id FROM ci.passed_over
          UNION SELECT i.referrer FROM ci.event e JOIN ci.job_input i ON i.input = e.subject WHERE e.kind = 'd'
          UNION SELECT b.job_id FROM ci.event e JOIN ci.blocked b ON b.watch = e.subject WHERE e.kind = 'd'
          UNION SELECT w.job_id FROM ci.event e JOIN ci.want w ON w.evaluation_id = e.subject WHERE e.kind = 'v'),

@@ -155,6 +155,7 @@ pub struct Ingest {
 struct Placed {
     id: i64,
     depth: i32,
+    /// As the database has it.
     height: i32,
     inputs: Vec<usize>,
 }
@@ -196,9 +197,9 @@ impl Ingest {
                 inputs.push(*self.index.get(input).ok_or_else(|| dangling(&node.drv_path, input))?);
             }
             let below = inputs.iter().map(|&input| self.placed[input].depth + 1).max().unwrap_or(0);
-            let (id, depth) = known.get(&node.drv_path).copied().unwrap_or((0, below));
+            let (id, depth, height) = known.get(&node.drv_path).copied().unwrap_or((0, below, heights[at]));
             self.index.insert(node.drv_path.clone(), self.placed.len());
-            self.placed.push(Placed { id, depth, height: heights[at], inputs });
+            self.placed.push(Placed { id, depth, height, inputs });
             match id {
                 0 => chunk.send(self.placed.len() - 1, node),
                 _ => chunk.known.push(self.placed.len() - 1),
@@ -274,16 +275,16 @@ impl Ingest {
         }
     }
 
-    async fn ask_known(&self, nodes: &[Node]) -> Result<HashMap<String, (i64, i32)>> {
+    async fn ask_known(&self, nodes: &[Node]) -> Result<HashMap<String, (i64, i32, i32)>> {
         let mut known = HashMap::new();
         for asked in nodes.chunks(20_000) {
             let paths: Vec<&str> = asked.iter().map(|node| node.drv_path.as_str()).collect();
             for row in self
                 .db
-                .rows(sqlx::query("SELECT drv_path, job_id, depth FROM ci.known($1)").bind(paths))
+                .rows(sqlx::query("SELECT drv_path, job_id, depth, height FROM ci.known($1)").bind(paths))
                 .await?
             {
-                known.insert(row.try_get(0)?, (row.try_get(1)?, row.try_get(2)?));
+                known.insert(row.try_get(0)?, (row.try_get(1)?, row.try_get(2)?, row.try_get(3)?));
             }
         }
         Ok(known)

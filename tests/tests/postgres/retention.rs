@@ -1,0 +1,154 @@
+//! What the past leaves behind, and for how long.
+
+use harmonia_queue::ingest::Ingest;
+use harmonia_queue::leader::Leadership;
+use harmonia_queue::{Error, janitor};
+use harmonia_tests::farm::{Farm, derivation, drv_path};
+
+const YEAR: f64 = 365.0 * 86_400.0;
+
+/// A complete evaluation of a branch, with one derivation above another.
+async fn evaluate(farm: &Farm, branch: &str, leaf: &str, top: &str) -> i64 {
+    let mut evaluation =
+        Ingest::begin(&farm.evaluator, "main", "git", Some(branch), None, false).await.unwrap();
+    evaluation.add(vec![derivation(leaf, &[]), derivation(top, &[leaf])]).await.unwrap();
+    let id = evaluation.complete(&[]).await.unwrap();
+    farm.settle().await;
+    id
+}
+
+/// An old evaluation, all built, and a new one of the same branch.
+async fn old_and_new() -> (Farm, i64, i64, Leadership) {
+    let (farm, pool, node) = Farm::small(1).await;
+    let old = evaluate(&farm, "main", "leaf", "old").await;
+    farm.build_all(&node).await;
+    farm.advance(YEAR).await;
+    let new = evaluate(&farm, "main", "leaf", "new").await;
+    let node = farm.node(&pool, "node").await;
+    farm.build_all(&node).await;
+    let lead = farm.lead().await;
+    (farm, old, new, lead)
+}
+
+async fn retain(farm: &Farm, lead: &Leadership) {
+    while janitor::retain(&farm.operator, lead.generation).await.unwrap() > 0 {
+        farm.settle().await;
+    }
+    farm.assert_sound().await;
+}
+
+async fn evaluations(farm: &Farm) -> Vec<i64> {
+    farm.value("SELECT array_agg(id ORDER BY id) FROM ci.evaluation WHERE $1 = 0", 0).await
+}
+
+async fn is_known(farm: &Farm, name: &str) -> bool {
+    let known =
+        sqlx::query_scalar("SELECT EXISTS (SELECT FROM ci.job WHERE drv_path = $1)").bind(drv_path(name));
+    known.fetch_one(&farm.database.admin()).await.unwrap()
+}
+
+#[tokio::test]
+async fn an_old_evaluation_goes_with_what_only_it_needed() {
+    let (farm, _, new, lead) = old_and_new().await;
+    retain(&farm, &lead).await;
+    assert_eq!(evaluations(&farm).await, [new]);
+    assert!(!is_known(&farm, "old").await);
+    assert!(is_known(&farm, "leaf").await && is_known(&farm, "new").await);
+}
+
+#[tokio::test]
+async fn what_went_leaves_no_row_behind() {
+    let (farm, .., lead) = old_and_new().await;
+    retain(&farm, &lead).await;
+    for table in ["aterm", "output", "attempt", "twin", "want", "orphan"] {
+        let stray = format!(
+            "SELECT count(*) FROM ci.{table} t WHERE NOT EXISTS (SELECT FROM ci.job j WHERE j.id = t.job_id)"
+        );
+        let stray: i64 =
+            sqlx::query_scalar(sqlx::AssertSqlSafe(stray)).fetch_one(&farm.database.admin()).await.unwrap();
+        assert_eq!(stray, 0, "{table}");
+    }
+}
+
+#[tokio::test]
+async fn a_pinned_evaluation_stays() {
+    let (farm, old, new, lead) = old_and_new().await;
+    farm.database.execute("UPDATE ci.evaluation SET pinned = true").await;
+    retain(&farm, &lead).await;
+    assert_eq!(evaluations(&farm).await, [old, new]);
+}
+
+#[tokio::test]
+async fn the_last_complete_evaluation_of_a_branch_stays() {
+    let (farm, _, node) = Farm::small(1).await;
+    let last = evaluate(&farm, "release", "leaf", "top").await;
+    farm.build_all(&node).await;
+    farm.advance(YEAR).await;
+    let other = evaluate(&farm, "main", "leaf", "top").await;
+    let lead = farm.lead().await;
+    retain(&farm, &lead).await;
+    assert_eq!(evaluations(&farm).await, [last, other]);
+}
+
+#[tokio::test]
+async fn an_evaluation_within_its_projects_retention_stays() {
+    let (farm, _, node) = Farm::small(1).await;
+    let old = evaluate(&farm, "main", "leaf", "old").await;
+    farm.build_all(&node).await;
+    farm.advance(89.0 * 86_400.0).await;
+    let new = evaluate(&farm, "main", "leaf", "new").await;
+    let lead = farm.lead().await;
+    retain(&farm, &lead).await;
+    assert_eq!(evaluations(&farm).await, [old, new]);
+}
+
+#[tokio::test]
+async fn an_input_of_what_is_kept_stays_although_no_evaluation_wants_it() {
+    let (farm, _, _, lead) = old_and_new().await;
+    farm.database
+        .execute(
+            "DELETE FROM ci.want w USING ci.job j WHERE j.id = w.job_id AND j.drv_path LIKE '%-leaf.drv'",
+        )
+        .await;
+    farm.database
+        .execute("INSERT INTO ci.orphan SELECT id FROM ci.job WHERE drv_path LIKE '%-leaf.drv'")
+        .await;
+    retain(&farm, &lead).await;
+    assert!(is_known(&farm, "leaf").await);
+}
+
+#[tokio::test]
+async fn an_open_job_of_an_old_evaluation_is_cancelled_before_it_goes() {
+    let (farm, _, _) = Farm::small(1).await;
+    evaluate(&farm, "main", "leaf", "old").await;
+    farm.advance(YEAR).await;
+    let new = evaluate(&farm, "main", "leaf", "new").await;
+    let lead = farm.lead().await;
+    retain(&farm, &lead).await;
+    assert_eq!(evaluations(&farm).await, [new]);
+    assert!(!is_known(&farm, "old").await);
+    assert!(is_known(&farm, "leaf").await);
+}
+
+#[tokio::test]
+async fn a_running_build_of_an_old_evaluation_stays_until_it_has_ended() {
+    let (farm, _, node) = Farm::small(1).await;
+    evaluate(&farm, "main", "lone", "old").await;
+    let claim = farm.claim(&node).await;
+    farm.advance(YEAR).await;
+    evaluate(&farm, "main", "leaf", "new").await;
+    let lead = farm.lead().await;
+    retain(&farm, &lead).await;
+    assert!(is_known(&farm, "lone").await);
+    node.give_back(&[claim.fence], "cancelled").await.unwrap();
+    farm.settle().await;
+    retain(&farm, &lead).await;
+    assert!(!is_known(&farm, "lone").await);
+}
+
+#[tokio::test]
+async fn only_the_leader_removes_the_past() {
+    let (farm, .., lead) = old_and_new().await;
+    let refused = janitor::retain(&farm.operator, lead.generation - 1).await.unwrap_err();
+    assert!(matches!(&refused, Error::NotLeader(_)), "{refused:?}");
+}
