@@ -198,7 +198,9 @@ impl Ingest {
             let below = inputs.iter().map(|&input| self.placed[input].depth + 1).max().unwrap_or(0);
             let (id, depth) = known.get(&node.drv_path).copied().unwrap_or((0, below));
             self.index.insert(node.drv_path.clone(), self.placed.len());
-            self.placed.push(Placed { id, depth, height: heights[at], inputs });
+            // Only what is new takes its height along; what is known is raised at the end.
+            let height = if id == 0 { heights[at] } else { 0 };
+            self.placed.push(Placed { id, depth, height, inputs });
             match id {
                 0 => chunk.send(self.placed.len() - 1, node),
                 _ => chunk.known.push(self.placed.len() - 1),
