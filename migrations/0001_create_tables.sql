@@ -263,6 +263,7 @@ CREATE TABLE ci.running (
   lane_id     int NOT NULL,                      -- the lane that pays
   phase       ci.phase NOT NULL DEFAULT 'building',
   cancelled   bool NOT NULL DEFAULT false,
+  refused     bigint NOT NULL DEFAULT 0,         -- a person said no: evaluations up to this one do not count as wanting it
   permit      bool NOT NULL,
   estimate    real NOT NULL,
   claimed_at  timestamptz NOT NULL,

@@ -141,7 +141,8 @@ BEGIN
   IF cardinality(p_known) > 0 OR false = ANY (v_fresh) THEN
     INSERT INTO ci.event (kind, subject)
     SELECT 'e', j.id FROM unnest(v_all) a JOIN ci.job j ON j.id = a AND j.state = 'open'     -- event: known_job_gains_lane
-    WHERE NOT EXISTS (SELECT FROM ci.want w JOIN ci.evaluation e ON e.id = w.evaluation_id
+    WHERE EXISTS (SELECT FROM ci.running r WHERE r.job_id = j.id AND r.cancelled)
+       OR NOT EXISTS (SELECT FROM ci.want w JOIN ci.evaluation e ON e.id = w.evaluation_id
                       WHERE w.job_id = j.id AND e.project_id = v_evaluation.project_id AND e.tier = v_evaluation.tier
                         AND e.state IN ('evaluating', 'complete'));
     SELECT array_agg(id) INTO v_again FROM (

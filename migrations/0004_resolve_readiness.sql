@@ -2,10 +2,10 @@
 -- job out), of lanes and of profiles. Level-triggered: an event says where to look, never what to do; what to do is
 -- read from the states as they are. One step at a time, bounded by the rows it touches, safe to kill at any point.
 
--- Does a live evaluation want it?
-CREATE FUNCTION ci.wanted(p_job bigint) RETURNS bool LANGUAGE sql STABLE AS $$
+-- Does a live evaluation want it? p_after: only later ones than this count.
+CREATE FUNCTION ci.wanted(p_job bigint, p_after bigint DEFAULT 0) RETURNS bool LANGUAGE sql STABLE AS $$
   SELECT EXISTS (SELECT FROM ci.want w JOIN ci.evaluation e ON e.id = w.evaluation_id
-                 WHERE w.job_id = p_job AND e.state IN ('evaluating', 'complete'))
+                 WHERE w.job_id = p_job AND e.id > p_after AND e.state IN ('evaluating', 'complete'))
 $$;
 
 -- Ends jobs that will not run, out of `blocked` or `ready`. p_roots: for dep_failed, what failed first.
@@ -187,7 +187,7 @@ BEGIN
   IF v_jobs IS NOT NULL THEN v_classes := ci.offer_jobs(v_jobs); END IF;
 
   UPDATE ci.running r SET cancelled = w.unwanted
-  FROM (SELECT u.job_id, NOT ci.wanted(u.job_id) AS unwanted FROM ci.running u
+  FROM (SELECT u.job_id, NOT ci.wanted(u.job_id, u.refused) AS unwanted FROM ci.running u
         WHERE u.job_id = ANY (p_jobs) AND u.phase <> 'accepted' FOR UPDATE SKIP LOCKED) w   -- lock: cancel_skips_ending
   WHERE r.job_id = w.job_id AND r.cancelled <> w.unwanted;
   RETURN v_classes;

@@ -29,7 +29,7 @@ END $$;
 CREATE FUNCTION ci.interrupt(p_session bigint, p_jobs bigint[], p_attempts bigint[], p_message text) RETURNS SETOF bigint LANGUAGE plpgsql AS $$
 DECLARE v_jobs bigint[]; v_cancelled bigint[]; v_ends bigint[];
 BEGIN
-  SELECT array_agg(job_id), array_agg(job_id) FILTER (WHERE cancelled) INTO v_jobs, v_cancelled
+  SELECT array_agg(job_id), array_agg(job_id) FILTER (WHERE cancelled AND NOT ci.wanted(job_id, refused)) INTO v_jobs, v_cancelled
   FROM ci.own_attempts(p_session, p_jobs, p_attempts) WHERE phase <> 'accepted';            -- fence: accepted_is_kept
   IF v_jobs IS NULL THEN RETURN; END IF;
   PERFORM ci.end_attempts(v_jobs, 'interrupted', p_message, false);
@@ -87,7 +87,7 @@ BEGIN
   END IF;
   SELECT * INTO v_running FROM ci.own_attempts(p_session, ARRAY[p_job], ARRAY[p_attempt]) WHERE phase <> 'accepted';   -- fence: accepted_cannot_fail
   IF NOT FOUND THEN RETURN false; END IF;
-  IF v_running.cancelled THEN
+  IF v_running.cancelled AND NOT ci.wanted(p_job, v_running.refused) THEN
     PERFORM ci.interrupt(p_session, ARRAY[p_job], ARRAY[p_attempt], left(p_message, 2000));
     RETURN true;
   END IF;
@@ -101,10 +101,15 @@ END $$;
 -- An input cannot be had from the cache. The job waits, at no cost to it, for a signer to look (ci.settle_missing).
 CREATE FUNCTION ci.input_missing(p_session bigint, p_secret text, p_job bigint, p_attempt bigint, p_path text) RETURNS bool
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE v_running ci.running;
 BEGIN
   PERFORM ci.require_session(p_session, p_secret);
-  PERFORM FROM ci.own_attempts(p_session, ARRAY[p_job], ARRAY[p_attempt]) WHERE phase = 'building';   -- fence: missing_phase
+  SELECT * INTO v_running FROM ci.own_attempts(p_session, ARRAY[p_job], ARRAY[p_attempt]) WHERE phase = 'building';   -- fence: missing_phase
   IF NOT FOUND THEN RETURN false; END IF;
+  IF v_running.cancelled AND NOT ci.wanted(p_job, v_running.refused) THEN
+    PERFORM ci.interrupt(p_session, ARRAY[p_job], ARRAY[p_attempt], p_path);
+    RETURN true;
+  END IF;
   IF NOT EXISTS (SELECT FROM ci.job_input i JOIN ci.output o ON o.job_id = i.input
                  CROSS JOIN LATERAL ci.closure(ARRAY[o.path]) c WHERE i.referrer = p_job AND p_path = ANY (c.paths))
      AND NOT EXISTS (SELECT FROM ci.aterm a WHERE a.job_id = p_job AND position(convert_to(p_path, 'UTF8') IN a.text) > 0) THEN

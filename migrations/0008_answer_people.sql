@@ -87,7 +87,8 @@ CREATE FUNCTION ci.cancel(p_job bigint) RETURNS bool
 BEGIN
   PERFORM FROM ci.resolver FOR UPDATE;                                                      -- lock: cancel_resolver
   IF EXISTS (SELECT FROM ci.retire(ARRAY[p_job], 'cancelled', NULL, 'cancelled by hand')) THEN RETURN true; END IF;
-  UPDATE ci.running SET cancelled = true WHERE job_id = p_job AND phase <> 'accepted';
+  UPDATE ci.running SET cancelled = true, refused = (SELECT coalesce(max(id), 0) FROM ci.evaluation)
+  WHERE job_id = p_job AND phase <> 'accepted';
   RETURN FOUND;
 END $$;
 

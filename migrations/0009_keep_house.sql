@@ -65,7 +65,7 @@ BEGIN
   IF ci.require_leader('janitor', p_generation) > v_now - ci.lease() THEN RETURN 0; END IF;   -- fence: reap_waits
   SELECT * INTO v_kind FROM ci.failure_kind WHERE kind = 'node_died';
   FOR v_row IN
-    SELECT r.job_id, r.attempt, r.session_id, r.cancelled, s.node_id, n.name, s.ended_at IS NULL AND s.last_seen > v_now - ci.lease() AS alive
+    SELECT r.job_id, r.attempt, r.session_id, r.cancelled AND NOT ci.wanted(r.job_id, r.refused) AS cancelled, s.node_id, n.name, s.ended_at IS NULL AND s.last_seen > v_now - ci.lease() AS alive
     FROM ci.running r JOIN ci.session s ON s.id = r.session_id JOIN ci.node n ON n.id = s.node_id
     WHERE r.lease_until < v_now
       AND r.phase <> 'accepted'                                                             -- fence: reap_accepted
