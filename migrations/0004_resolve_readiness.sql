@@ -111,7 +111,9 @@ BEGIN
          array_agg(y.lead) FILTER (WHERE NOT x.done AND y.lead IS NOT NULL)
   INTO v_adopt, v_follow, v_lead
   FROM ci.twin t JOIN ci.blocked b ON b.job_id = t.job_id JOIN ci.job j ON j.id = t.job_id
-  CROSS JOIN LATERAL (SELECT bool_and(c.path IS NOT NULL) AS done FROM ci.output o LEFT JOIN ci.canonical c ON c.path = o.path WHERE o.job_id = t.job_id) x
+  CROSS JOIN LATERAL (SELECT bool_and(c.path IS NOT NULL AND NOT EXISTS (       -- recorded, but perhaps not yet published
+                        SELECT FROM ci.output p JOIN ci.running r ON r.job_id = p.job_id WHERE p.path = o.path)) AS done
+                      FROM ci.output o LEFT JOIN ci.canonical c ON c.path = o.path WHERE o.job_id = t.job_id) x
   LEFT JOIN LATERAL (SELECT k.id AS lead FROM ci.output o JOIN ci.output p ON p.path = o.path AND p.job_id <> o.job_id
                 JOIN ci.job k ON k.id = p.job_id AND k.state = 'open'
                 WHERE o.job_id = t.job_id AND ((k.depth, k.id) < (j.depth, j.id) OR NOT EXISTS (SELECT FROM ci.blocked c WHERE c.job_id = k.id)) LIMIT 1) y ON true
@@ -127,7 +129,7 @@ BEGIN
          LEFT JOIN LATERAL (SELECT d.id, d.state, d.root FROM ci.job_input i JOIN ci.job d ON d.id = i.input
                             WHERE i.referrer = b.job_id AND d.state NOT IN ('succeeded', 'cached')
                             ORDER BY d.state = 'open', d.depth DESC LIMIT 1) n ON true
-         WHERE b.job_id <> ALL (coalesce(v_follow, '{}'))),
+         WHERE b.job_id <> ALL (coalesce(v_follow, '{}')) OR n.state <> 'open'),
        watched AS (UPDATE ci.blocked b SET watch = v.input FROM verdict v
                    WHERE b.job_id = v.job_id AND v.state = 'open' AND b.watch IS DISTINCT FROM v.input)
   SELECT array_agg(job_id) FILTER (WHERE state <> 'open'), array_agg(coalesce(root, input)) FILTER (WHERE state <> 'open'),
