@@ -168,7 +168,12 @@ BEGIN
       AND NOT EXISTS (SELECT FROM ci.job_input i JOIN ci.job d ON d.id = i.input
                       WHERE i.referrer = j.id AND d.state IN ('failed', 'dep_failed', 'cancelled'))
     ORDER BY j.id FOR NO KEY UPDATE OF j) x;
-  IF v_jobs IS NOT NULL THEN PERFORM ci.reopen(v_jobs); END IF;
+  IF v_jobs IS NOT NULL THEN
+    PERFORM ci.reopen(ARRAY(SELECT j FROM unnest(v_jobs) j WHERE ci.wanted(j)));
+    WITH gone AS (UPDATE ci.job SET state = 'cancelled', root = NULL, error = 'no evaluation wants it any more'
+                  WHERE id = ANY (v_jobs) AND state = 'dep_failed' RETURNING id)
+    INSERT INTO ci.event (kind, subject) SELECT 'd', id FROM gone;                          -- event: unwanted_tells_dependents
+  END IF;
   -- Still dep-failed, but for another reason than the one it names.
   UPDATE ci.job j SET root = n.root
   FROM unnest(p_jobs) c CROSS JOIN LATERAL (
