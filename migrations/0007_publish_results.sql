@@ -135,7 +135,7 @@ BEGIN
   WITH told AS (DELETE FROM ci.missing WHERE path = p_path RETURNING job_id) SELECT array_agg(job_id) INTO v_waiting FROM told;
   IF p_gone THEN
     v_count := ci.unpublish(ARRAY[p_path]);
-    IF v_count = 0 THEN
+    IF v_count = 0 AND NOT EXISTS (SELECT FROM ci.output o JOIN ci.aterm a ON a.job_id = o.job_id WHERE o.path = p_path) THEN
       PERFORM ci.retire(v_waiting, 'failed', 'source_lost', format('%s is gone from the cache and no derivation of ours makes it: evaluate again', p_path));
     END IF;
   END IF;
