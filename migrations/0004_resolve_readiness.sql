@@ -174,13 +174,14 @@ BEGIN
                   WHERE id = ANY (v_jobs) AND state = 'dep_failed' RETURNING id)
     INSERT INTO ci.event (kind, subject) SELECT 'd', id FROM gone;                          -- event: unwanted_tells_dependents
   END IF;
-  -- Still dep-failed, but for another reason than the one it names.
-  UPDATE ci.job j SET root = n.root
+  -- Still dep-failed, but for another reason than the one it names; so are those above it.
+  WITH renamed AS (UPDATE ci.job j SET root = n.root
   FROM unnest(p_jobs) c CROSS JOIN LATERAL (
     SELECT coalesce(d.root, d.id) AS root FROM ci.job_input i JOIN ci.job d ON d.id = i.input
     WHERE i.referrer = c AND d.state IN ('failed', 'dep_failed', 'cancelled') ORDER BY d.depth DESC LIMIT 1) n
-  WHERE j.id = c AND j.state = 'dep_failed'
-    AND NOT EXISTS (SELECT FROM ci.job o WHERE o.id = j.root AND o.state IN ('failed', 'cancelled'));
+  WHERE j.id = c AND j.state = 'dep_failed' AND j.root <> n.root
+    AND NOT EXISTS (SELECT FROM ci.job o WHERE o.id = j.root AND o.state IN ('failed', 'cancelled')) RETURNING j.id)
+  INSERT INTO ci.event (kind, subject) SELECT 'd', id FROM renamed;                         -- event: renamed_tells_dependents
 
   WITH mine AS MATERIALIZED (SELECT r.job_id FROM ci.ready r WHERE r.job_id = ANY (p_jobs) FOR UPDATE SKIP LOCKED),   -- lock: reconsider_skips_claimed
        lost AS MATERIALIZED (SELECT m.job_id FROM mine m WHERE EXISTS (
