@@ -173,7 +173,8 @@ BEGIN
   SELECT p_evaluation, a, j, e FROM unnest(p_attrs, p_attr_jobs, p_attr_errors) u (a, j, e) ON CONFLICT DO NOTHING;
   WITH raise AS MATERIALIZED (
          SELECT j.id, least(u.h, 1000000) AS h FROM unnest(p_jobs, p_heights) u (id, h) JOIN ci.job j ON j.id = u.id
-         WHERE j.state = 'open' AND j.height < u.h ORDER BY j.id FOR NO KEY UPDATE OF j),
+         WHERE j.state = 'open' AND j.height < u.h ORDER BY j.id
+         FOR NO KEY UPDATE OF j SKIP LOCKED),   -- who changes one is ending or opening it: a better place in the line is not worth a deadlock
        raised AS (UPDATE ci.job j SET height = r.h FROM raise r WHERE j.id = r.id RETURNING j.id)
   INSERT INTO ci.event (kind, subject) SELECT 'e', id FROM raised WHERE EXISTS (SELECT FROM ci.ready r WHERE r.job_id = id);   -- event: raised_height_reorders
 END $$;
