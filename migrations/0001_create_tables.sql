@@ -420,6 +420,7 @@ CREATE TABLE ci.leadership (
   lock_key   bigint NOT NULL,
   generation bigint NOT NULL DEFAULT 0,
   replica_id uuid,
+  pid        int,                                 -- the backend that holds the lock
   since      timestamptz
 );
 -- "HCI_JAN" and "HCI_OPR" in ASCII.
