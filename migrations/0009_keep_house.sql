@@ -20,15 +20,21 @@ CREATE FUNCTION ci.healthy_replicas() RETURNS SETOF ci.replica LANGUAGE sql STAB
 CREATE FUNCTION ci.lock_key(p_name text) RETURNS bigint LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
   AS $$ SELECT lock_key FROM ci.leadership WHERE name = p_name $$;
 
+-- Backends that hold an advisory lock of this database.
+CREATE FUNCTION ci.lock_holders(p_key bigint) RETURNS SETOF int LANGUAGE sql STABLE AS $$
+  SELECT k.pid FROM pg_locks k WHERE k.locktype = 'advisory' AND k.granted AND k.objsubid = 1
+    AND k.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND (k.classid::bigint << 32 | k.objid::bigint) = p_key
+$$;
+
 -- To be called on the connection that has just taken the advisory lock: a new generation begins.
 CREATE FUNCTION ci.lead(p_name text, p_replica uuid) RETURNS bigint
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE v_generation bigint;
 BEGIN
   UPDATE ci.leadership l SET generation = generation + 1, replica_id = p_replica, since = ci.clock()
-  WHERE l.name = p_name AND EXISTS (SELECT FROM pg_locks k WHERE k.locktype = 'advisory' AND k.granted AND k.pid = pg_backend_pid()   -- fence: lead_lock
-    AND k.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-    AND (k.classid::bigint << 32 | k.objid::bigint) = l.lock_key AND k.objsubid = 1)
+  WHERE l.name = p_name
+    AND pg_backend_pid() IN (SELECT ci.lock_holders(l.lock_key))                            -- fence: lead_lock
   RETURNING generation INTO v_generation;
   IF NOT FOUND THEN PERFORM ci.refuse('HC005', format('this connection does not hold the lock of the %s', left(p_name, 100))); END IF;
   RETURN v_generation;
@@ -37,16 +43,15 @@ END $$;
 -- Who leads, as far as can be told from here: the last to have begun a generation, and whether the lock is held at all.
 CREATE FUNCTION ci.leader(p_name text) RETURNS TABLE (replica_id uuid, url text, generation bigint, since timestamptz, held bool)
   LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-  SELECT l.replica_id, r.url, l.generation, l.since, EXISTS (SELECT FROM pg_locks k WHERE k.locktype = 'advisory' AND k.granted
-    AND k.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-    AND (k.classid::bigint << 32 | k.objid::bigint) = l.lock_key AND k.objsubid = 1)
+  SELECT l.replica_id, r.url, l.generation, l.since, EXISTS (SELECT ci.lock_holders(l.lock_key))
   FROM ci.leadership l LEFT JOIN ci.replica r ON r.id = l.replica_id WHERE l.name = p_name
 $$;
 
 CREATE FUNCTION ci.require_leader(p_name text, p_generation bigint) RETURNS timestamptz LANGUAGE plpgsql STABLE AS $$
 DECLARE v_since timestamptz;
 BEGIN
-  SELECT since INTO v_since FROM ci.leadership WHERE name = p_name AND generation = p_generation;   -- fence: generation
+  SELECT since INTO v_since FROM ci.leadership WHERE name = p_name
+    AND generation = p_generation;                                                          -- fence: generation
   IF NOT FOUND THEN
     PERFORM ci.refuse('HC005', format('generation %s of the %s is over: another leads', p_generation, p_name));
   END IF;
@@ -155,9 +160,11 @@ BEGIN
   PERFORM FROM ci.resolver FOR UPDATE;
   PERFORM FROM ci.gate FOR UPDATE;                                                          -- lock: retain_gate
   SELECT e.* INTO v_evaluation FROM ci.evaluation e JOIN ci.project p ON p.id = e.project_id
-  WHERE e.created_at < ci.clock() - p.retention AND NOT e.pinned                            -- fence: pinned
-    AND (e.state IN ('aborted', 'cancelled') OR EXISTS (                                    -- fence: last_of_branch
-      SELECT FROM ci.evaluation l WHERE l.project_id = e.project_id AND l.branch IS NOT DISTINCT FROM e.branch AND l.id > e.id AND l.state = 'complete'))
+  LEFT JOIN LATERAL (SELECT l.id FROM ci.evaluation l WHERE l.project_id = e.project_id AND l.branch IS NOT DISTINCT FROM e.branch
+                       AND l.id > e.id AND l.state = 'complete' LIMIT 1) later ON true
+  WHERE e.created_at < ci.clock() - p.retention
+    AND NOT e.pinned                                                                        -- fence: pinned
+    AND (e.state IN ('aborted', 'cancelled') OR later.id IS NOT NULL)                       -- fence: last_of_branch
   ORDER BY e.id LIMIT 1;
   IF FOUND THEN
     IF v_evaluation.state NOT IN ('aborted', 'cancelled') THEN
