@@ -72,7 +72,8 @@ BEGIN
     PERFORM ci.refuse('HC002', format('a derivation''s text is %s bytes long: at most 4194304 are taken', v_bad.max));
   END IF;
   PERFORM FROM ci.gate FOR KEY SHARE;                                                       -- lock: ingest_gate
-  SELECT * INTO v_evaluation FROM ci.evaluation WHERE id = p_evaluation AND state = 'evaluating';   -- fence: ingest_state
+  SELECT * INTO v_evaluation FROM ci.evaluation WHERE id = p_evaluation
+    AND state = 'evaluating';                                                               -- fence: ingest_state
   IF NOT FOUND THEN
     PERFORM ci.refuse('HC008', format('evaluation %s takes no derivations: it is unknown, complete, aborted or cancelled', p_evaluation));
   END IF;
@@ -85,7 +86,8 @@ BEGIN
     PERFORM ci.refuse('HC006', 'an input named by its id is not in the database, or no more: ask which are known again');
   END IF;
   SELECT o, i, i BETWEEN 1 AND cardinality(v_depths) AS there INTO v_bad FROM unnest(p_edge_of, p_edge_to) e (o, i)
-  WHERE o NOT BETWEEN 1 AND v_n OR i NOT BETWEEN 1 AND cardinality(v_depths)                -- fence: dangling_edge
+  WHERE o NOT BETWEEN 1 AND v_n OR i < 1
+     OR i > cardinality(v_depths)                                                           -- fence: dangling_edge
      OR v_depths[i] >= v_depths[o]                                                          -- fence: cycle
   LIMIT 1;
   IF FOUND THEN

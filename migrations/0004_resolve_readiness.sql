@@ -156,7 +156,8 @@ BEGIN
   IF v_ready IS NULL THEN RETURN NULL; END IF;
 
   -- Not before its time, and not while a signer looks for an input that was reported missing.
-  WITH out AS (DELETE FROM ci.blocked b WHERE b.job_id = ANY (v_ready) AND (b.run_at IS NULL OR b.run_at <= ci.clock())   -- fence: run_at
+  WITH out AS (DELETE FROM ci.blocked b WHERE b.job_id = ANY (v_ready)
+                 AND (b.run_at IS NULL OR b.run_at <= ci.clock())                           -- fence: run_at
                  AND NOT EXISTS (SELECT FROM ci.missing m WHERE m.job_id = b.job_id)        -- fence: missing_holds
                RETURNING b.job_id),
        put AS (INSERT INTO ci.ready (job_id, class_id, estimate, avoid, since)

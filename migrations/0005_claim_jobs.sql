@@ -70,7 +70,7 @@ CREATE FUNCTION ci.claim(p_session bigint, p_secret text, p_want int)
   SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
-  p ci.profile; v_session ci.session; v_left int; v_drains bool; v_now timestamptz := ci.clock(); v_taken record;
+  p ci.profile; v_session ci.session; v_free int; v_left int; v_drains bool; v_now timestamptz := ci.clock(); v_taken record;
   v_turns int[]; v_asked int[]; v_quotas int[];
   v_jobs bigint[] := '{}'; v_lanes int[] := '{}'; v_estimates real[] := '{}'; v_permits bool[] := '{}';
 BEGIN
@@ -84,8 +84,9 @@ BEGIN
   SELECT CASE WHEN count(*) FILTER (WHERE r.phase = 'uploading') > 2 * v_session.slots THEN 0
               ELSE v_session.slots - count(*) FILTER (WHERE r.phase = 'building') END,
          EXISTS (SELECT FROM ci.drain d WHERE d.node_id = v_session.node_id AND d.session_id IN (0, p_session))
-  INTO v_left, v_drains FROM ci.running r WHERE r.session_id = p_session;
-  v_left := least(p_want, v_left);                                                          -- fence: free_slots
+  INTO v_free, v_drains FROM ci.running r WHERE r.session_id = p_session;
+  v_left := p_want;
+  v_left := least(v_left, v_free);                                                          -- fence: free_slots
   IF v_left <= 0
      OR v_drains                                                                            -- fence: claim_draining
      OR v_session.ended_at IS NOT NULL                                                      -- fence: claim_ended

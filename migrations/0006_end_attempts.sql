@@ -8,7 +8,7 @@ CREATE FUNCTION ci.own_attempts(p_session bigint, p_jobs bigint[], p_attempts bi
   SELECT r.* FROM unnest(p_jobs, p_attempts) u (job_id, attempt) JOIN ci.running r ON r.job_id = u.job_id
   WHERE r.attempt = u.attempt                                                               -- fence: attempt
     AND r.session_id = p_session                                                            -- fence: attempt_session
-  ORDER BY r.job_id FOR UPDATE OF r
+  ORDER BY r.job_id FOR UPDATE OF r                                                         -- lock: own_attempts
 $$;
 
 -- Ends attempts: the running row goes, history and ledger stay. p_charge: interrupted time is free.

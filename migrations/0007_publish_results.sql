@@ -75,7 +75,8 @@ BEGIN
       SELECT x.o, bool_or(x.path = ANY (v_taken)) AND bool_or(c.nar_hash <> x.nar_hash) AS mixed
       FROM unnest(p_output_of, p_paths, p_nar_hashes) x (o, path, nar_hash) JOIN ci.canonical c ON c.path = x.path GROUP BY x.o) m ON m.o = u.n;
     DELETE FROM ci.canonical c USING unnest(p_output_of, p_paths) x (o, path)
-    WHERE c.path = x.path AND v_mixed[x.o] AND c.path = ANY (v_taken);                      -- fence: no_splice
+    WHERE c.path = x.path AND v_mixed[x.o]
+      AND c.path = ANY (v_taken);                                                           -- fence: no_splice
   END IF;
 
   UPDATE ci.output e SET path = x.path FROM unnest(p_output_of, p_names, p_paths) x (o, name, path)

@@ -33,7 +33,8 @@ CREATE FUNCTION ci.lead(p_name text, p_replica uuid) RETURNS bigint
 DECLARE v_generation bigint;
 BEGIN
   UPDATE ci.leadership l SET generation = generation + 1, replica_id = p_replica, pid = pg_backend_pid(), since = ci.clock()
-  WHERE l.name = p_name AND ci.is_held(l.lock_key, pg_backend_pid())                        -- fence: lead_lock
+  WHERE l.name = p_name
+    AND ci.is_held(l.lock_key, pg_backend_pid())                        -- fence: lead_lock
   RETURNING generation INTO v_generation;
   IF NOT FOUND THEN PERFORM ci.refuse('HC005', format('this connection does not hold the lock of the %s', left(p_name, 100))); END IF;
   RETURN v_generation;
@@ -52,7 +53,8 @@ CREATE FUNCTION ci.require_leader(p_name text, p_generation bigint) RETURNS time
 DECLARE v_since timestamptz;
 BEGIN
   SELECT since INTO v_since FROM ci.leadership l
-  WHERE name = p_name AND generation = p_generation                                         -- fence: generation
+  WHERE name = p_name
+    AND generation = p_generation                                         -- fence: generation
     AND ci.is_held(l.lock_key, l.pid);                                                      -- fence: unbroken
   IF NOT FOUND THEN
     PERFORM ci.refuse('HC005', format('generation %s of the %s is over: another leads', p_generation, p_name));
@@ -162,9 +164,11 @@ BEGIN
   PERFORM FROM ci.resolver FOR UPDATE;
   PERFORM FROM ci.gate FOR UPDATE;                                                          -- lock: retain_gate
   SELECT e.* INTO v_evaluation FROM ci.evaluation e JOIN ci.project p ON p.id = e.project_id
-  WHERE e.created_at < ci.clock() - p.retention AND NOT e.pinned                            -- fence: pinned
-    AND (e.state IN ('aborted', 'cancelled') OR EXISTS (                                    -- fence: last_of_branch
-      SELECT FROM ci.evaluation l WHERE l.project_id = e.project_id AND l.branch IS NOT DISTINCT FROM e.branch AND l.id > e.id AND l.state = 'complete'))
+  LEFT JOIN LATERAL (SELECT l.id FROM ci.evaluation l WHERE l.project_id = e.project_id AND l.branch IS NOT DISTINCT FROM e.branch
+                       AND l.id > e.id AND l.state = 'complete' LIMIT 1) later ON true
+  WHERE e.created_at < ci.clock() - p.retention
+    AND NOT e.pinned                                                                        -- fence: pinned
+    AND (e.state IN ('aborted', 'cancelled') OR later.id IS NOT NULL)                       -- fence: last_of_branch
   ORDER BY e.id LIMIT 1;
   IF FOUND THEN
     IF v_evaluation.state NOT IN ('aborted', 'cancelled') THEN

@@ -62,6 +62,15 @@ async fn a_retry_waits_twice_as_long_each_time() {
 }
 
 #[tokio::test]
+async fn a_retry_waits_although_another_project_wants_it_meanwhile() {
+    let (farm, _, node, claim) = running(1).await;
+    node.fail(claim.fence, Failure::Network, "reset").await.unwrap();
+    farm.project("other").await;
+    farm.queue("other", &[("leaf", &[])]).await;
+    assert_eq!(farm.state(claim.fence.job).await, "blocked");
+}
+
+#[tokio::test]
 async fn the_fourth_failure_is_the_last() {
     let (farm, _, node, mut claim) = running(1).await;
     for _ in 0..3 {

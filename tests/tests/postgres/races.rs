@@ -1,1 +1,357 @@
-//! Calls that meet.
+//! Calls that meet in the database: one is held open, another comes, and neither the answer nor the queue is wrong.
+
+use std::time::Duration;
+
+use harmonia_queue::builder::{Failure, Session};
+use harmonia_queue::people::{self, Ending, Project};
+use harmonia_queue::signer::{self, Verdict};
+use harmonia_queue::{janitor, resolver};
+use harmonia_tests::farm::{Evaluation, Farm, PoolHandle, SYSTEM};
+use sqlx::{Connection, PgConnection, Row};
+use tokio::task::JoinHandle;
+
+/// A farm in which whoever waits for a lock gets an error, with two ready jobs.
+async fn impatient(slots: i32) -> (Farm, PoolHandle, Session, Evaluation) {
+    let farm = Farm::new().await;
+    farm.forbid_waiting().await;
+    farm.freeze().await;
+    farm.project("main").await;
+    let pool = farm.pool("pool", &[SYSTEM], slots).await;
+    let node = farm.node(&pool, "node").await;
+    let jobs = farm.queue("main", &[("a", &[]), ("b", &[])]).await;
+    (farm, pool, node, jobs)
+}
+
+/// The same, but one may wait.
+async fn patient(slots: i32) -> (Farm, PoolHandle, Session, Evaluation) {
+    let (farm, pool, node) = Farm::small(slots).await;
+    let jobs = farm.queue("main", &[("a", &[]), ("b", &[])]).await;
+    (farm, pool, node, jobs)
+}
+
+/// A transaction that stays open, on a connection past the pooler.
+async fn open(url: &str) -> PgConnection {
+    let mut connection = PgConnection::connect(url).await.unwrap();
+    sqlx::query("BEGIN").execute(&mut connection).await.unwrap();
+    connection
+}
+
+async fn commit(mut connection: PgConnection) {
+    sqlx::query("COMMIT").execute(&mut connection).await.unwrap();
+}
+
+/// A claim of one job that is not committed yet, and the job.
+async fn open_claim(pool: &PoolHandle, node: &Session) -> (PgConnection, Vec<i64>) {
+    let mut connection = open(&pool.login.direct_url).await;
+    let claim = sqlx::query("SELECT job_id FROM ci.claim($1, $2, 1)").bind(node.id).bind(&node.secret);
+    let rows = claim.fetch_all(&mut connection).await.unwrap();
+    (connection, rows.iter().map(|row| row.get(0)).collect())
+}
+
+/// A step of the resolver that is not committed yet.
+async fn open_step(farm: &Farm) -> PgConnection {
+    let mut connection = open(&farm.direct_url).await;
+    sqlx::query("SELECT * FROM ci.resolve(1000)").fetch_all(&mut connection).await.unwrap();
+    connection
+}
+
+/// A chunk of a new evaluation, not committed yet, that wants a job which is known.
+async fn open_ingest(farm: &Farm, job: i64) -> PgConnection {
+    let evaluation = farm.begin("main").await.evaluation;
+    let mut connection = open(&farm.database.direct_url()).await;
+    let none = "'{}'";
+    let sql = format!(
+        "SELECT ci.ingest($1, {none}, {none}, {none}, {none}, {none}, {none}, {none}, {none}, {none}, {none}, {none}, {none}, ARRAY[$2])"
+    );
+    let ingest = sqlx::query(sqlx::AssertSqlSafe(sql)).bind(evaluation).bind(job);
+    ingest.execute(&mut connection).await.unwrap();
+    connection
+}
+
+/// Whether a call waits for a lock, instead of coming to its end.
+async fn waits<T>(farm: &Farm, call: &JoinHandle<T>) -> bool {
+    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND $1 = 0";
+    while !call.is_finished() {
+        if farm.value::<i64>(waiting, 0).await > 0 {
+            return true;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    false
+}
+
+async fn cancel_evaluation(farm: &Farm, evaluation: &Evaluation) {
+    people::end_evaluation(&farm.frontend, evaluation.id, Ending::Cancelled, None).await.unwrap();
+}
+
+async fn step(farm: &Farm) -> resolver::Step {
+    resolver::step(&farm.operator, 1000).await.unwrap()
+}
+
+// --- claims
+
+#[tokio::test]
+async fn a_claim_passes_over_what_another_is_claiming() {
+    let (farm, pool, node, _) = impatient(1).await;
+    let other = farm.node(&pool, "other").await;
+    let (held, taken) = open_claim(&pool, &node).await;
+    let claim = farm.claim(&other).await;
+    assert_ne!(taken, [claim.fence.job]);
+    commit(held).await;
+    farm.assert_sound().await;
+}
+
+#[tokio::test]
+async fn a_claim_passes_over_the_permit_that_another_is_taking() {
+    let (farm, pool, node, _) = impatient(1).await;
+    farm.put_project(Project { max_concurrent: Some(1), ..Project::new("main") }).await;
+    let other = farm.node(&pool, "other").await;
+    let (held, taken) = open_claim(&pool, &node).await;
+    assert_eq!(taken.len(), 1);
+    assert!(other.claim(1).await.unwrap().is_empty());
+    commit(held).await;
+    farm.assert_sound().await;
+}
+
+#[tokio::test]
+async fn two_claims_of_a_session_come_one_after_the_other() {
+    let (farm, pool, node, _) = patient(1).await;
+    let (held, taken) = open_claim(&pool, &node).await;
+    assert_eq!(taken.len(), 1);
+    let second = tokio::spawn(async move { node.claim(1).await.unwrap().len() });
+    assert!(waits(&farm, &second).await);
+    commit(held).await;
+    assert_eq!(second.await.unwrap(), 0);
+    farm.assert_sound().await;
+}
+
+#[tokio::test]
+async fn a_claim_that_meets_the_end_of_its_session_gets_nothing() {
+    let (farm, pool, node, _) = patient(1).await;
+    let mut held = open(&pool.login.direct_url).await;
+    let leave = sqlx::query("SELECT ci.deregister($1, $2)").bind(node.id).bind(&node.secret);
+    leave.execute(&mut held).await.unwrap();
+    let claim = tokio::spawn(async move { node.claim(1).await.unwrap().len() });
+    assert!(waits(&farm, &claim).await);
+    commit(held).await;
+    assert_eq!(claim.await.unwrap(), 0);
+    farm.assert_sound().await;
+}
+
+// --- drains
+
+#[tokio::test]
+async fn a_drain_waits_for_a_claim_in_flight() {
+    let (farm, pool, node, _) = patient(2).await;
+    let id = farm.node_of(&node).await;
+    let (held, _) = open_claim(&pool, &node).await;
+    let db = farm.operator.clone();
+    let drain = tokio::spawn(async move { people::drain(&db, id, "cordoned", None).await.unwrap() });
+    assert!(waits(&farm, &drain).await);
+    commit(held).await;
+    drain.await.unwrap();
+    assert!(node.claim(1).await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_node_that_is_claiming_is_not_idle() {
+    let (farm, pool, node, _) = patient(1).await;
+    let id = farm.node_of(&node).await;
+    let (held, _) = open_claim(&pool, &node).await;
+    let db = farm.operator.clone();
+    let mark = tokio::spawn(async move { people::drain_idle(&db, &[id], "scale-in").await.unwrap() });
+    assert!(waits(&farm, &mark).await);
+    commit(held).await;
+    assert!(mark.await.unwrap().is_empty());
+}
+
+// --- the resolver and what it must not wait for
+
+#[tokio::test]
+async fn there_is_one_step_of_the_resolver_at_a_time() {
+    let (farm, ..) = impatient(1).await;
+    farm.evaluate("main", &[("c", &[])]).await;
+    let held = open_step(&farm).await;
+    assert!(step(&farm).await.busy);
+    commit(held).await;
+    assert!(!step(&farm).await.busy);
+}
+
+#[tokio::test]
+async fn a_cancel_neither_waits_for_a_claim_in_flight_nor_forgets_it() {
+    let (farm, pool, node, jobs) = impatient(1).await;
+    let (held, taken) = open_claim(&pool, &node).await;
+    cancel_evaluation(&farm, &jobs).await;
+    step(&farm).await;
+    commit(held).await;
+    farm.pass(1.0).await;
+    let cancelled = "SELECT cancelled FROM ci.running WHERE job_id = $1";
+    assert!(farm.value::<bool>(cancelled, taken[0]).await);
+    farm.assert_sound().await;
+}
+
+#[tokio::test]
+async fn a_new_lane_does_not_wait_for_a_claim_in_flight() {
+    let (farm, pool, node, _) = impatient(1).await;
+    farm.project("other").await;
+    let (held, _) = open_claim(&pool, &node).await;
+    farm.evaluate("other", &[("a", &[]), ("b", &[])]).await;
+    step(&farm).await;
+    commit(held).await;
+    farm.pass(1.0).await;
+    farm.assert_sound().await;
+}
+
+#[tokio::test]
+async fn a_cancel_neither_waits_for_a_heartbeat_in_flight_nor_is_lost_to_it() {
+    let (farm, pool, node, jobs) = impatient(1).await;
+    let claim = farm.claim(&node).await;
+    let mut held = open(&pool.login.direct_url).await;
+    let beat =
+        sqlx::query("SELECT ci.heartbeat($1, $2, ARRAY[$3], ARRAY[$4])").bind(node.id).bind(&node.secret);
+    beat.bind(claim.fence.job).bind(claim.fence.attempt).execute(&mut held).await.unwrap();
+    cancel_evaluation(&farm, &jobs).await;
+    step(&farm).await;
+    commit(held).await;
+    farm.pass(1.0).await;
+    assert_eq!(node.heartbeat(&[claim.fence], None).await.unwrap().abandon, [claim.fence.job]);
+}
+
+#[tokio::test]
+async fn what_is_given_back_after_its_last_evaluation_ended_is_cancelled() {
+    let (farm, pool, node, jobs) = impatient(1).await;
+    let (held, taken) = open_claim(&pool, &node).await;
+    cancel_evaluation(&farm, &jobs).await;
+    step(&farm).await;
+    commit(held).await;
+    node.deregister().await.unwrap();
+    farm.settle().await;
+    assert_eq!(farm.state(taken[0]).await, "cancelled");
+    farm.assert_sound().await;
+}
+
+#[tokio::test]
+async fn a_cancelling_step_waits_for_an_ingest_that_wants_the_job() {
+    let (farm, _, _, jobs) = patient(1).await;
+    let held = open_ingest(&farm, jobs["a"]).await;
+    cancel_evaluation(&farm, &jobs).await;
+    let db = farm.operator.clone();
+    let cancel = tokio::spawn(async move { resolver::step(&db, 1000).await.unwrap() });
+    assert!(waits(&farm, &cancel).await);
+    commit(held).await;
+    cancel.await.unwrap();
+    farm.settle().await;
+    assert_eq!(farm.state(jobs["a"]).await, "ready");
+    assert_eq!(farm.state(jobs["b"]).await, "cancelled");
+    farm.assert_sound().await;
+}
+
+#[tokio::test]
+async fn retention_waits_for_an_ingest_that_wants_the_job() {
+    let (farm, _, node, jobs) = patient(1).await;
+    farm.build_all(&node).await;
+    let lead = farm.lead().await;
+    farm.database.execute("DELETE FROM ci.want; INSERT INTO ci.orphan SELECT id FROM ci.job").await;
+    let held = open_ingest(&farm, jobs["a"]).await;
+    let (db, generation) = (farm.operator.clone(), lead.generation);
+    let retain = tokio::spawn(async move { janitor::retain(&db, generation).await.unwrap() });
+    assert!(waits(&farm, &retain).await);
+    commit(held).await;
+    retain.await.unwrap();
+    assert_eq!(farm.state(jobs["a"]).await, "succeeded");
+}
+
+#[tokio::test]
+async fn a_persons_cancel_meets_a_step_that_makes_the_job_ready() {
+    let (farm, ..) = patient(1).await;
+    let jobs = farm.evaluate("main", &[("c", &[])]).await;
+    let held = open_step(&farm).await;
+    let (db, job) = (farm.frontend.clone(), jobs["c"]);
+    let cancel = tokio::spawn(async move { people::cancel(&db, job).await.unwrap() });
+    assert!(waits(&farm, &cancel).await);
+    commit(held).await;
+    assert!(cancel.await.unwrap());
+    assert_eq!(farm.state(job).await, "cancelled");
+}
+
+#[tokio::test]
+async fn a_change_of_a_project_does_not_overwrite_what_a_step_ranks() {
+    let (farm, _, node) = Farm::small(1).await;
+    farm.project("other").await;
+    farm.evaluate("main", &[("a", &[])]).await;
+    let held = open_step(&farm).await;
+    let db = farm.operator.clone();
+    let change = tokio::spawn(async move {
+        people::put_project(&db, &Project { shares: 7, ..Project::new("other") }).await.unwrap()
+    });
+    assert!(waits(&farm, &change).await);
+    commit(held).await;
+    change.await.unwrap();
+    assert_eq!(node.claim(1).await.unwrap().len(), 1);
+}
+
+// --- two ends of one attempt
+
+/// A build that is being given back, not committed yet.
+async fn open_return(pool: &PoolHandle, node: &Session, fence: harmonia_queue::Fence) -> PgConnection {
+    let mut connection = open(&pool.login.direct_url).await;
+    let call = sqlx::query("SELECT ci.give_back($1, $2, ARRAY[$3], ARRAY[$4], 'drained')").bind(node.id);
+    let call = call.bind(&node.secret).bind(fence.job).bind(fence.attempt);
+    call.execute(&mut connection).await.unwrap();
+    connection
+}
+
+#[tokio::test]
+async fn of_two_words_about_an_attempt_the_first_counts() {
+    let (farm, pool, node, _) = patient(1).await;
+    let claim = farm.claim(&node).await;
+    let held = open_return(&pool, &node, claim.fence).await;
+    let (second, fence) = (node.clone(), claim.fence);
+    let fail = tokio::spawn(async move { second.fail(fence, Failure::BuildError, "no").await.unwrap() });
+    assert!(waits(&farm, &fail).await);
+    commit(held).await;
+    assert!(!fail.await.unwrap());
+    farm.settle().await;
+    assert_eq!(farm.state(claim.fence.job).await, "ready");
+    farm.assert_sound().await;
+}
+
+#[tokio::test]
+async fn what_is_being_given_back_is_not_accepted() {
+    let (farm, pool, node, _) = impatient(1).await;
+    let claim = farm.claim(&node).await;
+    let held = open_return(&pool, &node, claim.fence).await;
+    assert_eq!(farm.accept(&node, &claim).await, Verdict::Stale);
+    commit(held).await;
+    farm.settle().await;
+    assert_eq!(farm.state(claim.fence.job).await, "ready");
+    assert_eq!(farm.value::<i64>("SELECT count(*) FROM ci.canonical WHERE $1 = 0", 0).await, 0);
+}
+
+#[tokio::test]
+async fn what_is_being_given_back_is_not_reaped() {
+    let (farm, pool, node, _) = impatient(1).await;
+    let lead = farm.lead().await;
+    let claim = farm.claim(&node).await;
+    farm.advance(121.0).await;
+    let held = open_return(&pool, &node, claim.fence).await;
+    assert_eq!(janitor::reap(&farm.operator, lead.generation).await.unwrap(), 0);
+    commit(held).await;
+    farm.settle().await;
+    assert_eq!(farm.value::<i16>("SELECT retries FROM ci.job WHERE id = $1", claim.fence.job).await, 0);
+    farm.assert_sound().await;
+}
+
+#[tokio::test]
+async fn of_two_signers_one_finishes() {
+    let (farm, _, node, _) = impatient(1).await;
+    let claim = farm.claim(&node).await;
+    farm.accept(&node, &claim).await;
+    let mut held = open(&farm.database.direct_url()).await;
+    let finish = sqlx::query("SELECT ci.finish(ARRAY[$1], ARRAY[$2])").bind(claim.fence.job);
+    assert_eq!(finish.bind(claim.fence.attempt).fetch_all(&mut held).await.unwrap().len(), 1);
+    assert!(signer::finish(&farm.signer, &[claim.fence]).await.unwrap().is_empty());
+    commit(held).await;
+    assert_eq!(farm.state(claim.fence.job).await, "succeeded");
+    farm.assert_sound().await;
+}
