@@ -1,5 +1,6 @@
 //! What the tests and benches of harmonia-ci stand on: a private PostgreSQL and a real derivation graph.
 
+pub mod farm;
 pub mod graph;
 pub mod pg;
 

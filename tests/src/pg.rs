@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
-use harmonia_queue::migrate;
+use harmonia_queue::{Db, migrate};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, PgPool};
 use tokio::sync::OnceCell;
@@ -348,11 +348,16 @@ impl Database {
         let role = self.server.unique(group.trim_start_matches("harmonia_"));
         let password = format!("{role}_secret");
         self.execute(&format!("CREATE ROLE {role} LOGIN PASSWORD '{password}' IN ROLE {group}")).await;
+        self.known_login(&role, &password)
+    }
+
+    /// A login that was made otherwise.
+    pub fn known_login(&self, role: &str, password: &str) -> Login {
         Login {
-            url: self.url_as(&role, &password),
-            direct_url: self.direct_url_as(&role, &password),
-            role,
-            password,
+            url: self.url_as(role, password),
+            direct_url: self.direct_url_as(role, password),
+            role: role.to_owned(),
+            password: password.to_owned(),
         }
     }
 
@@ -417,6 +422,12 @@ pub struct Login {
 }
 
 impl Login {
+    /// The queue by the configured route.
+    pub fn db(&self) -> Db {
+        let connect = if pooled() { Db::pooled } else { Db::direct };
+        connect(&self.url, POOL_SIZE).expect("a URL")
+    }
+
     /// Connections by the configured route.
     pub fn pool(&self) -> PgPool {
         pool(&self.url, POOL_SIZE)

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use futures::future::join_all;
+use harmonia_tests::farm::{Farm, SYSTEM};
 use harmonia_tests::pg::{Options, Server};
 use sqlx::Executor;
 
@@ -45,4 +46,22 @@ async fn a_server_listens_where_it_is_told() {
         database.name()
     );
     sqlx::PgPool::connect(&url).await.unwrap().execute("SELECT 1").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_farm_builds_a_chain() {
+    let farm = Farm::new().await;
+    let pool = farm.pool("pool", &[SYSTEM], 2).await;
+    farm.project("project").await;
+    let node = farm.node(&pool, "node").await;
+    let jobs = farm.evaluate("project", &[("below", &[]), ("above", &["below"])]).await;
+    farm.settle().await;
+    for name in ["below", "above"] {
+        let claim = farm.claim(&node).await;
+        assert_eq!((claim.fence.job, farm.state(jobs[name]).await.as_str()), (jobs[name], "building"));
+        farm.succeed(&node, &claim).await;
+        farm.settle().await;
+        assert_eq!(farm.state(jobs[name]).await, "succeeded");
+    }
+    farm.assert_sound().await;
 }
