@@ -291,6 +291,11 @@ END $$",
         close: "GRANT pg_signal_backend TO harmonia_owner",
     },
     Gap {
+        sentence: "The queue may not see for how long a session has held its snapshot.",
+        closed: "SELECT pg_has_role('harmonia_owner', 'pg_read_all_stats', 'MEMBER')",
+        close: "GRANT pg_read_all_stats TO harmonia_owner",
+    },
+    Gap {
         sentence: "The queue may not end a session that holds a snapshot for too long.",
         closed: "SELECT bool_and(has_function_privilege('harmonia_owner', oid, 'EXECUTE')) FROM pg_proc \
                  WHERE pronamespace = 'pg_catalog'::regnamespace AND proname = 'pg_terminate_backend'",
