@@ -49,9 +49,11 @@ DECLARE v_id int;
 BEGIN
   INSERT INTO ci.pool (name, login, systems, features, mandatory_features, slots, at_maximum)
   VALUES (p_name, p_login, p_systems, p_features, p_mandatory, p_slots, p_at_maximum)
-  ON CONFLICT (name) DO UPDATE SET login = EXCLUDED.login, systems = EXCLUDED.systems, features = EXCLUDED.features,
+  ON CONFLICT (name) DO UPDATE SET systems = EXCLUDED.systems, features = EXCLUDED.features,
     mandatory_features = EXCLUDED.mandatory_features, slots = EXCLUDED.slots, at_maximum = EXCLUDED.at_maximum, deleted_at = NULL
   RETURNING id INTO v_id;
+  -- A key, so apart: writing it would wait for every registration that a builder keeps open.
+  UPDATE ci.pool SET login = p_login WHERE id = v_id AND login <> p_login;
   INSERT INTO ci.event (kind, subject) VALUES ('p', v_id);                                  -- event: pool_revives_unsupported
   RETURN v_id;
 END $$;
