@@ -87,9 +87,17 @@ END $$;
 CREATE FUNCTION ci.cancel(p_job bigint) RETURNS bool
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+  -- A builder may keep its row locked: waited for before the resolver's lock is taken, never under it.
+  UPDATE ci.running SET cancelled = true WHERE job_id = p_job AND phase <> 'accepted';
+  IF FOUND THEN RETURN true; END IF;
   PERFORM FROM ci.resolver FOR UPDATE;                                                      -- lock: cancel_resolver
   IF EXISTS (SELECT FROM ci.retire(ARRAY[p_job], 'cancelled', NULL, 'cancelled by hand')) THEN RETURN true; END IF;
-  UPDATE ci.running SET cancelled = true WHERE job_id = p_job AND phase <> 'accepted';
+  UPDATE ci.running SET cancelled = true WHERE job_id = ANY (ARRAY(
+    SELECT r.job_id FROM ci.running r WHERE r.job_id = p_job AND r.phase <> 'accepted' FOR UPDATE SKIP LOCKED));
+  IF NOT FOUND AND EXISTS (SELECT FROM ci.job j WHERE j.id = p_job AND j.state = 'open')
+     AND NOT EXISTS (SELECT FROM ci.running r WHERE r.job_id = p_job AND r.phase = 'accepted') THEN
+    PERFORM ci.refuse('HC008', format('build %s is changing hands at this moment: try again', p_job));
+  END IF;
   RETURN FOUND;
 END $$;
 
