@@ -137,7 +137,10 @@ CREATE FUNCTION ci.prune(p_generation bigint) RETURNS void
 BEGIN
   PERFORM ci.require_leader('janitor', p_generation);
   DELETE FROM ci.replica WHERE last_beat < ci.clock() - interval '60 seconds';
-  DELETE FROM ci.log_tail t WHERE NOT EXISTS (SELECT FROM ci.running r WHERE r.job_id = t.job_id AND r.attempt = t.attempt);
+  -- A row that a builder keeps locked is not waited for: it is the janitor who would have to end that transaction.
+  DELETE FROM ci.log_tail WHERE ctid = ANY (ARRAY(
+    SELECT t.ctid FROM ci.log_tail t WHERE NOT EXISTS (SELECT FROM ci.running r WHERE r.job_id = t.job_id AND r.attempt = t.attempt)
+    FOR UPDATE SKIP LOCKED));
   DELETE FROM ci.session s WHERE s.ended_at < ci.clock() - interval '1 day'
     AND NOT EXISTS (SELECT FROM ci.running r WHERE r.session_id = s.id) AND NOT EXISTS (SELECT FROM ci.attempt a WHERE a.session_id = s.id);
 END $$;
