@@ -16,15 +16,20 @@ BEGIN
     untrusted_pools = EXCLUDED.untrusted_pools, paused = EXCLUDED.paused, retention = EXCLUDED.retention, deleted_at = NULL
   RETURNING id INTO v_id;
   -- Builds that run already count: they get permits too, beyond the limit if need be, where no claim takes them again.
-  INSERT INTO ci.permit (project_id, n) SELECT v_id, n FROM generate_series(1, p_max_concurrent) n ON CONFLICT DO NOTHING;
-  WITH bare AS (UPDATE ci.running r SET permit = true FROM ci.lane l WHERE p_max_concurrent IS NOT NULL
-                AND l.id = r.lane_id AND l.project_id = v_id AND NOT r.permit RETURNING r.job_id),
+  -- Only this function makes permits, one caller a project at a time. What a builder keeps locked is not waited for.
+  INSERT INTO ci.permit (project_id, n) SELECT v_id, g.n FROM generate_series(1, p_max_concurrent) g (n)
+  WHERE NOT EXISTS (SELECT FROM ci.permit m WHERE m.project_id = v_id AND m.n = g.n);
+  WITH bare AS (UPDATE ci.running r SET permit = true WHERE r.job_id = ANY (ARRAY(
+                  SELECT u.job_id FROM ci.running u JOIN ci.lane l ON l.id = u.lane_id WHERE p_max_concurrent IS NOT NULL
+                    AND l.project_id = v_id AND NOT u.permit FOR UPDATE OF u SKIP LOCKED)) RETURNING r.job_id),
        numbered AS (SELECT job_id, row_number() OVER () AS i FROM bare),
-       free AS (SELECT n, row_number() OVER (ORDER BY n) AS i FROM ci.permit WHERE project_id = v_id AND job_id IS NULL)
+       free AS (SELECT n, row_number() OVER (ORDER BY n) AS i FROM (
+                  SELECT m.n FROM ci.permit m WHERE m.project_id = v_id AND m.job_id IS NULL FOR UPDATE SKIP LOCKED) x)
   INSERT INTO ci.permit (project_id, n, job_id)
   SELECT v_id, coalesce(f.n, (SELECT max(n) FROM ci.permit WHERE project_id = v_id) + b.i), b.job_id FROM numbered b LEFT JOIN free f USING (i)
   ON CONFLICT (project_id, n) DO UPDATE SET job_id = EXCLUDED.job_id;
-  DELETE FROM ci.permit WHERE project_id = v_id AND job_id IS NULL AND n > coalesce(p_max_concurrent, 0);
+  DELETE FROM ci.permit WHERE project_id = v_id AND n = ANY (ARRAY(
+    SELECT m.n FROM ci.permit m WHERE m.project_id = v_id AND m.job_id IS NULL AND m.n > coalesce(p_max_concurrent, 0) FOR UPDATE SKIP LOCKED));
   INSERT INTO ci.event (kind, subject) VALUES ('p', v_id);                                  -- event: project_reranks
   RETURN v_id;
 END $$;
