@@ -171,7 +171,8 @@ BEGIN
   SELECT p_evaluation, a, j, e FROM unnest(p_attrs, p_attr_jobs, p_attr_errors) u (a, j, e) ON CONFLICT DO NOTHING;
   WITH raise AS MATERIALIZED (
          SELECT j.id, least(u.h, 1000000) AS h FROM unnest(p_jobs, p_heights) u (id, h) JOIN ci.job j ON j.id = u.id
-         WHERE j.state = 'open' AND j.height < u.h ORDER BY j.id FOR NO KEY UPDATE OF j),
+         -- Not waited for: a builder may keep the row of a job that it ends, and finishes of the others would wait behind us.
+         WHERE j.state = 'open' AND j.height < u.h ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED),
        raised AS (UPDATE ci.job j SET height = r.h FROM raise r WHERE j.id = r.id RETURNING j.id)
   INSERT INTO ci.event (kind, subject) SELECT 'e', id FROM raised WHERE EXISTS (SELECT FROM ci.ready r WHERE r.job_id = id);   -- event: raised_height_reorders
 END $$;
