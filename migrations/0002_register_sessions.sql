@@ -56,6 +56,11 @@ BEGIN
   RETURN v_session;
 END $$;
 
+CREATE FUNCTION ci.require_few(p_jobs bigint[]) RETURNS void LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+  IF cardinality(p_jobs) > 4096 THEN PERFORM ci.refuse('HC002', 'a call names at most 4096 jobs'); END IF;
+END $$;
+
 -- Classes a profile may claim; again whenever a class or a pool is new.
 CREATE FUNCTION ci.match_profiles() RETURNS void LANGUAGE sql AS $$
   UPDATE ci.profile p SET classes = m.classes
@@ -125,9 +130,10 @@ BEGIN
   IF NOT FOUND THEN
     PERFORM ci.refuse('HC004', format('login %s belongs to no pool: builders register under their pool''s own login', session_user));
   END IF;
-  IF octet_length(p_node) NOT BETWEEN 1 AND 253 OR octet_length(p_node_secret) NOT BETWEEN 16 AND 200
-     OR cardinality(p_systems) > 32 OR cardinality(p_features) > 64 THEN
-    PERFORM ci.refuse('HC002', 'a node needs a name of 1 to 253 bytes, a secret of 16 to 200, and at most 32 systems and 64 features');
+  IF coalesce(octet_length(p_node), 0) NOT BETWEEN 1 AND 253 OR coalesce(octet_length(p_node_secret), 0) NOT BETWEEN 16 AND 200
+     OR cardinality(p_systems) > 32 OR cardinality(p_features) > 64 OR octet_length(p_kube_node) > 253 OR octet_length(p_version) > 100 THEN
+    PERFORM ci.refuse('HC002', 'a node needs a name of 1 to 253 bytes and a secret of 16 to 200, and has at most 32 systems, 64 features, '
+      '253 bytes of Kubernetes node and 100 of version');
   END IF;
   -- Never more than the pool's row says, whatever the node says.
   v_slots := least(greatest(coalesce(p_slots, 1), 1), v_pool.slots);
@@ -137,7 +143,7 @@ BEGIN
   FROM unnest(v_pool.features || v_pool.mandatory_features) f WHERE p_features IS NULL OR f = ANY (p_features);
 
   INSERT INTO ci.node (pool_id, name, secret_hash, kube_node)
-  VALUES (v_pool.id, p_node, ci.secret_hash(p_node_secret), left(p_kube_node, 253))
+  VALUES (v_pool.id, p_node, ci.secret_hash(p_node_secret), p_kube_node)
   ON CONFLICT (pool_id, name) DO NOTHING;
   SELECT * INTO v_node FROM ci.node n WHERE n.pool_id = v_pool.id AND n.name = p_node FOR UPDATE;
   SELECT * INTO v_before FROM ci.session s WHERE s.node_id = v_node.id AND s.ended_at IS NULL ORDER BY s.id DESC LIMIT 1;
@@ -149,7 +155,7 @@ BEGIN
     END IF;
     PERFORM ci.release_session(v_before.id);
   END IF;
-  UPDATE ci.node n SET secret_hash = ci.secret_hash(p_node_secret), kube_node = left(p_kube_node, 253) WHERE n.id = v_node.id;
+  UPDATE ci.node n SET secret_hash = ci.secret_hash(p_node_secret), kube_node = p_kube_node WHERE n.id = v_node.id;
 
   INSERT INTO ci.profile (pool_id, systems, features, mandatory)
   VALUES (v_pool.id, v_systems, v_features, v_pool.mandatory_features)
@@ -157,7 +163,7 @@ BEGIN
   SELECT p.id INTO v_profile FROM ci.profile p WHERE p.pool_id = v_pool.id
     AND p.systems = v_systems AND p.features = v_features AND p.mandatory = v_pool.mandatory_features;
   INSERT INTO ci.session (node_id, profile_id, login, secret_hash, slots, version)
-  VALUES (v_node.id, v_profile, session_user, ci.secret_hash(v_secret), v_slots, left(p_version, 100)) RETURNING id INTO v_id;
+  VALUES (v_node.id, v_profile, session_user, ci.secret_hash(v_secret), v_slots, p_version) RETURNING id INTO v_id;
   INSERT INTO ci.event (kind, subject) VALUES ('p', v_profile);                             -- event: register_matches_profiles
   RETURN QUERY SELECT v_id, v_secret, v_slots, v_systems, v_features;
 END $$;
@@ -170,9 +176,7 @@ CREATE FUNCTION ci.heartbeat(p_session bigint, p_secret text, p_jobs bigint[], p
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE v_session ci.session := ci.require_session(p_session, p_secret); v_now timestamptz := ci.clock();
 BEGIN
-  IF cardinality(p_jobs) > 4096 THEN
-    PERFORM ci.refuse('HC002', 'a heartbeat names at most 4096 jobs');
-  END IF;
+  PERFORM ci.require_few(p_jobs);
   UPDATE ci.session s SET last_seen = v_now WHERE s.id = p_session;
   IF p_stopping_in IS NOT NULL THEN
     INSERT INTO ci.drain (node_id, session_id, reason, deadline)

@@ -62,7 +62,7 @@ END $$;
 CREATE FUNCTION ci.start_upload(p_session bigint, p_secret text, p_jobs bigint[], p_attempts bigint[]) RETURNS SETOF bigint
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  PERFORM ci.require_session(p_session, p_secret);
+  PERFORM ci.require_session(p_session, p_secret), ci.require_few(p_jobs);
   RETURN QUERY UPDATE ci.running r SET phase = 'uploading', uploaded_at = ci.clock()
     WHERE r.job_id = ANY (ARRAY(SELECT o.job_id FROM ci.own_attempts(p_session, p_jobs, p_attempts) o))
       AND r.phase = 'building'                                                              -- fence: upload_phase
@@ -72,7 +72,7 @@ END $$;
 CREATE FUNCTION ci.give_back(p_session bigint, p_secret text, p_jobs bigint[], p_attempts bigint[], p_message text) RETURNS SETOF bigint
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  PERFORM ci.require_session(p_session, p_secret);
+  PERFORM ci.require_session(p_session, p_secret), ci.require_few(p_jobs);
   RETURN QUERY SELECT ci.interrupt(p_session, p_jobs, p_attempts, left(p_message, 2000));
 END $$;
 
@@ -105,7 +105,8 @@ BEGIN
   PERFORM ci.require_session(p_session, p_secret);
   PERFORM FROM ci.own_attempts(p_session, ARRAY[p_job], ARRAY[p_attempt]) WHERE phase = 'building';   -- fence: missing_phase
   IF NOT FOUND THEN RETURN false; END IF;
-  IF NOT EXISTS (SELECT FROM ci.job_input i JOIN ci.output o ON o.job_id = i.input
+  -- A whole store path, so that any word of the derivation's text is not one.
+  IF NOT coalesce(p_path ~ '^/[^ ]*/[0-9a-z]{32}-[^/ ]{1,211}$', false) OR NOT EXISTS (SELECT FROM ci.job_input i JOIN ci.output o ON o.job_id = i.input
                  CROSS JOIN LATERAL ci.closure(ARRAY[o.path]) c WHERE i.referrer = p_job AND p_path = ANY (c.paths))
      AND NOT EXISTS (SELECT FROM ci.aterm a WHERE a.job_id = p_job AND position(convert_to(p_path, 'UTF8') IN a.text) > 0) THEN
     PERFORM ci.refuse('HC002', format('%s is no input of job %s', left(p_path, 300), p_job));
