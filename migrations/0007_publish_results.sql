@@ -22,7 +22,8 @@ $$;
 
 -- Takes, or adopts, the canonical record of all outputs of each job, in one transaction and in the order of paths.
 -- Outputs name their job by its position. Per job: 'accepted' (this attempt's bytes are the record), 'adopted' (another
--- attempt's are; different ones are a finding), 'stale' (not its claim), 'incomplete' (an output is missing or foreign),
+-- attempt's are; different ones are a finding), 'stale' (not its claim), 'busy' (its builder, or whoever ends it, has it
+-- at this moment: ask again), 'incomplete' (an output is missing or foreign),
 -- 'conflict' (some outputs are recorded with other bytes and some not at all: mixing them would splice two builds).
 CREATE FUNCTION ci.accept(p_sessions bigint[], p_secrets text[], p_jobs bigint[], p_attempts bigint[],
     p_output_of int[], p_names text[], p_paths text[], p_nar_hashes bytea[], p_nar_sizes bigint[], p_refs text[],
@@ -31,23 +32,23 @@ CREATE FUNCTION ci.accept(p_sessions bigint[], p_secrets text[], p_jobs bigint[]
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
   SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
-DECLARE v_live bool[]; v_nodes int[]; v_whole bool[]; v_taken text[]; v_mixed bool[];
+DECLARE v_live bool[]; v_held bool[]; v_nodes int[]; v_whole bool[]; v_taken text[]; v_mixed bool[];
 BEGIN
   IF cardinality(p_jobs) > 1024 OR cardinality(p_names) > 16384
      OR EXISTS (SELECT FROM unnest(p_paths, p_refs) u (p, r) WHERE octet_length(p) > 300 OR octet_length(r) > 4194304) THEN
     PERFORM ci.refuse('HC002', 'accept takes at most 1024 jobs with 16384 outputs, paths of 300 bytes and references of 4 MiB');
   END IF;
-  -- Rows that somebody is ending are stale; accepted ones are accepted again (a signer's answer may have been lost).
+  -- Locked rows are not waited for, because a builder may keep its own; accepted ones are accepted again (a signer's answer may have been lost).
   SELECT array_agg(r.job_id IS NOT NULL ORDER BY u.n), array_agg(r.node_id ORDER BY u.n) INTO v_live, v_nodes
   FROM unnest(p_sessions, p_secrets, p_jobs, p_attempts) WITH ORDINALITY u (session_id, secret, job_id, attempt, n)
   LEFT JOIN LATERAL (SELECT c.job_id, s.node_id FROM ci.claim_of(u.session_id, u.secret, u.job_id, u.attempt) c
                      JOIN ci.session s ON s.id = c.session_id) r ON true;
-  SELECT array_agg(v_live[u.n] AND r.job_id IS NOT NULL ORDER BY u.n) INTO v_live
+  SELECT array_agg(v_live[u.n] AND r.job_id IS NOT NULL ORDER BY u.n) INTO v_held
   FROM unnest(p_jobs) WITH ORDINALITY u (job_id, n) LEFT JOIN (
     SELECT q.job_id, q.attempt FROM ci.running q WHERE q.job_id = ANY (p_jobs)
     ORDER BY q.job_id FOR UPDATE SKIP LOCKED) r ON r.job_id = u.job_id AND r.attempt = p_attempts[u.n];   -- lock: accept_running
   -- Every output of the derivation and no other; a path that is not known before the build is what it came out as.
-  SELECT array_agg(v_live[u.n] AND NOT EXISTS (
+  SELECT array_agg(v_held[u.n] AND NOT EXISTS (
            SELECT FROM (SELECT name, path FROM unnest(p_output_of, p_names, p_paths) x (o, name, path) WHERE x.o = u.n) g
            FULL JOIN (SELECT o.name, o.path FROM ci.output o WHERE o.job_id = u.job_id) e USING (name)
            WHERE g.path IS NULL OR e.name IS NULL
@@ -83,6 +84,7 @@ BEGIN
   WHERE r.job_id = u.job_id AND v_whole[u.n] AND NOT coalesce(v_mixed[u.n], false) AND r.phase <> 'accepted';
   RETURN QUERY SELECT u.job_id, CASE
       WHEN NOT v_live[u.n] THEN 'stale'
+      WHEN NOT v_held[u.n] THEN 'busy'
       WHEN NOT v_whole[u.n] THEN 'incomplete'
       WHEN coalesce(v_mixed[u.n], false) THEN 'conflict'
       WHEN EXISTS (SELECT FROM unnest(p_output_of, p_paths) x (o, path) JOIN ci.canonical c ON c.path = x.path

@@ -1,8 +1,14 @@
 //! What a signer says: whose claim is live, what a path is, what is published.
 
+use std::time::Duration;
+
 use sqlx::Row;
 
 use crate::{Db, Fence, Result};
+
+/// A builder's word lasts milliseconds. One that keeps its claim locked for longer has only itself to blame.
+const BUSY: Duration = Duration::from_millis(20);
+const BUSY_TRIES: usize = 50;
 
 /// A builder's fence as it reaches a signer: with the session and its secret.
 #[derive(Debug, Clone)]
@@ -88,11 +94,34 @@ pub async fn check_claim(db: &Db, holder: &Holder) -> Result<Option<LiveClaim>> 
     }))
 }
 
-/// Takes or adopts the canonical record of all outputs of each result, in one transaction.
+/// Takes or adopts the canonical record of all outputs of each result, in one transaction, but for those whose builder
+/// speaks at this very moment: they are asked for again.
 pub async fn accept(db: &Db, results: &[(Holder, Vec<Output>)]) -> Result<Vec<Verdict>> {
+    let mut verdicts = vec![Verdict::Stale; results.len()];
+    let mut left: Vec<usize> = (0..results.len()).collect();
+    for _ in 0..BUSY_TRIES {
+        let asked: Vec<_> = left.iter().map(|&at| &results[at]).collect();
+        let mut busy = Vec::new();
+        for (at, answer) in left.into_iter().zip(accept_once(db, &asked).await?) {
+            match answer {
+                Some(verdict) => verdicts[at] = verdict,
+                None => busy.push(at),
+            }
+        }
+        if busy.is_empty() {
+            break;
+        }
+        left = busy;
+        tokio::time::sleep(BUSY).await;
+    }
+    Ok(verdicts)
+}
+
+/// None: ask again.
+async fn accept_once(db: &Db, results: &[&(Holder, Vec<Output>)]) -> Result<Vec<Option<Verdict>>> {
     let mut of = Vec::new();
     let mut outputs = Vec::new();
-    for (position, (_, made)) in (1..).zip(results) {
+    for (position, (_, made)) in (1..).zip(results.iter().copied()) {
         of.extend(std::iter::repeat_n(position, made.len()));
         outputs.extend(made);
     }
@@ -119,11 +148,12 @@ pub async fn accept(db: &Db, results: &[(Holder, Vec<Output>)]) -> Result<Vec<Ve
     Ok(verdicts
         .iter()
         .map(|verdict| match verdict.as_str() {
-            "accepted" => Verdict::Accepted,
-            "adopted" => Verdict::Adopted,
-            "incomplete" => Verdict::Incomplete,
-            "conflict" => Verdict::Conflict,
-            _ => Verdict::Stale,
+            "accepted" => Some(Verdict::Accepted),
+            "adopted" => Some(Verdict::Adopted),
+            "incomplete" => Some(Verdict::Incomplete),
+            "conflict" => Some(Verdict::Conflict),
+            "busy" => None,
+            _ => Some(Verdict::Stale),
         })
         .collect())
 }
@@ -135,7 +165,7 @@ pub async fn finish(db: &Db, fences: &[Fence]) -> Result<Vec<i64>> {
 }
 
 /// Accepted results whose signer went away before it finished them.
-pub async fn unpublished(db: &Db, older_than: std::time::Duration) -> Result<Vec<Unpublished>> {
+pub async fn unpublished(db: &Db, older_than: Duration) -> Result<Vec<Unpublished>> {
     let query =
         sqlx::query("SELECT * FROM ci.unpublished(make_interval(secs => $1))").bind(older_than.as_secs_f64());
     let mut found: Vec<Unpublished> = Vec::new();
