@@ -1,6 +1,6 @@
 //! A farm in a database of its own: what every behaviour test begins with.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Index;
 
 use harmonia_queue::builder::{self, Claim, Session};
@@ -195,6 +195,21 @@ impl Farm {
     /// Nothing is wrong with the queue.
     pub async fn assert_sound(&self) {
         assert_eq!(people::audit(&self.operator).await.expect("audit"), []);
+    }
+
+    /// A digest of every table of the queue, to show that nothing, or what, was changed.
+    pub async fn digest(&self) -> BTreeMap<String, String> {
+        let query = "SELECT tablename::text, (xpath('//md5/text()', query_to_xml(format($$
+                       SELECT count(*) || md5(coalesce(string_agg(t::text, chr(10) ORDER BY t::text), '')) AS md5 FROM ci.%I t
+                     $$, tablename), false, true, '')))[1]::text FROM pg_tables WHERE schemaname = 'ci'";
+        let rows = sqlx::query_as(query).fetch_all(&self.database.admin()).await;
+        rows.expect("read every table").into_iter().collect()
+    }
+
+    /// From here on, whoever connects and then waits for a lock gets an error: to be called before anybody does.
+    pub async fn forbid_waiting(&self) {
+        let name = self.database.name();
+        self.database.execute(&format!("ALTER DATABASE {name} SET lock_timeout = '2s'")).await;
     }
 
     /// Leads as the janitor; nobody else may.
