@@ -32,7 +32,8 @@ pub struct Farm {
     pub evaluator: Db,
     /// A login of a signer.
     pub signer: Db,
-    operator_direct_url: String,
+    /// Where leaders connect: past the pooler, which would keep the lock.
+    pub direct_url: String,
 }
 
 /// A pool and its login.
@@ -73,7 +74,7 @@ impl Farm {
         let operator = database.make_login("harmonia_operator").await;
         Farm {
             operator: operator.db(),
-            operator_direct_url: operator.direct_url,
+            direct_url: operator.direct_url,
             frontend: database.make_login("harmonia_frontend").await.db(),
             evaluator: database.make_login("harmonia_evaluator").await.db(),
             signer: database.make_login("harmonia_signer").await.db(),
@@ -214,7 +215,7 @@ impl Farm {
 
     /// Leads as the janitor; nobody else may.
     pub async fn lead(&self) -> Leadership {
-        let lead = Leadership::try_take(&self.operator_direct_url, Office::Janitor, Uuid::from_u128(1)).await;
+        let lead = Leadership::try_take(&self.direct_url, Office::Janitor, Uuid::from_u128(1)).await;
         lead.expect("try to lead").expect("nobody else leads")
     }
 

@@ -331,11 +331,13 @@ impl Database {
 
     /// A role's URL by the configured route.
     pub fn url_as(&self, role: &str, password: &str) -> String {
-        if pooled() {
-            self.server.pooler.get_or_init(|| self.server.start_pooler());
-            return self.server.url_at(POOLER_PORT, role, password, &self.name);
-        }
-        self.direct_url_as(role, password)
+        if pooled() { self.pooled_url_as(role, password) } else { self.direct_url_as(role, password) }
+    }
+
+    /// A role's URL through PgBouncer, whatever the configured route is.
+    pub fn pooled_url_as(&self, role: &str, password: &str) -> String {
+        self.server.pooler.get_or_init(|| self.server.start_pooler());
+        self.server.url_at(POOLER_PORT, role, password, &self.name)
     }
 
     /// A role's URL past the pooler.
