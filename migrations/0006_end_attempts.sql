@@ -2,13 +2,13 @@
 -- log meanwhile. A builder can say that it failed, never that it succeeded. Every call names (job, attempt) under its
 -- session; what is stale is left out of the answer and changes nothing.
 
--- The running rows that a session's fences name, locked, in the order of job ids. A row that somebody else is ending is
--- not waited for.
+-- The running rows that a session's fences name, locked, in the order of job ids. A row in use is waited for: its
+-- session's own heartbeat must not make a claim look stale. Whoever also locks the session locks it first.
 CREATE FUNCTION ci.own_attempts(p_session bigint, p_jobs bigint[], p_attempts bigint[]) RETURNS SETOF ci.running LANGUAGE sql AS $$
   SELECT r.* FROM unnest(p_jobs, p_attempts) u (job_id, attempt) JOIN ci.running r ON r.job_id = u.job_id
   WHERE r.attempt = u.attempt                                                               -- fence: attempt
     AND r.session_id = p_session                                                            -- fence: attempt_session
-  ORDER BY r.job_id FOR UPDATE OF r SKIP LOCKED
+  ORDER BY r.job_id FOR UPDATE OF r
 $$;
 
 -- Ends attempts: the running row goes, history and ledger stay. p_charge: interrupted time is free.
@@ -85,6 +85,7 @@ BEGIN
   IF NOT FOUND THEN
     PERFORM ci.refuse('HC002', format('%L is not a kind of failure that a builder can report', left(p_kind, 100)));
   END IF;
+  IF v_kind.blames_node THEN PERFORM FROM ci.session WHERE id = p_session FOR NO KEY UPDATE; END IF;   -- lock: fail_session_first
   SELECT * INTO v_running FROM ci.own_attempts(p_session, ARRAY[p_job], ARRAY[p_attempt]) WHERE phase <> 'accepted';   -- fence: accepted_cannot_fail
   IF NOT FOUND THEN RETURN false; END IF;
   IF v_running.cancelled AND NOT ci.wanted(p_job, v_running.refused) THEN
