@@ -296,8 +296,7 @@ impl World {
     fn check_inputs(&self, claim: &Claim) {
         let book = self.book();
         let early = claim.inputs.iter().find(|input| !book.published.contains(&input.drv_path));
-        let unknown = claim.closure.iter().find(|(_, hash)| hash.is_none());
-        drop((book, unknown));
+        drop(book);
         if let Some(input) = early {
             self.violation(format!("{} was claimed before {}", claim.drv_path, input.drv_path));
         }
@@ -456,12 +455,8 @@ impl World {
                 states.get(input.as_str()).is_none_or(|(state, _)| *state != "succeeded")
             };
             let unmet = node.inputs.iter().any(|(input, _)| bad(input));
-            if unmet != (state == "dep_failed")
-                && state != "succeeded"
-                && state != "cancelled"
-                && state != "failed"
-            {
-                self.violation(format!("{path} is {state}, its inputs are not all there: {unmet}"));
+            if state == "dep_failed" && !unmet {
+                self.violation(format!("{path} is {state}, but all its inputs are there"));
             }
         }
     }
@@ -495,6 +490,20 @@ impl World {
         }
     }
 
+    /// One accepted success a path, and one more for each time that the cache lost it.
+    fn check_doubled(&self, successes: &[(String, i64)]) {
+        let book = self.book();
+        let seen = successes.iter().map(|(path, n)| (path, usize::try_from(*n).unwrap()));
+        let seen = seen.chain(book.accepted.iter().map(|(path, attempts)| (path, attempts.len())));
+        let allowed = |path: &String| 1 + book.lost.get(path).copied().unwrap_or(0);
+        let doubled: Vec<String> = seen
+            .filter(|(path, n)| *n > allowed(path))
+            .map(|(path, n)| format!("{path} succeeded {n} times"))
+            .collect();
+        drop(book);
+        doubled.into_iter().for_each(|what| self.violation(what));
+    }
+
     /// The attempts, as the database remembers them.
     async fn check_history(&self) {
         let admin = self.farm.database.admin();
@@ -510,10 +519,11 @@ impl World {
         {
             self.violation(format!("{job} was claimed before its inputs"));
         }
+        let steady: Vec<i64> = self.book().steady.iter().copied().collect();
         let died: Vec<i64> = sqlx::query_scalar(
             "SELECT id FROM ci.attempt WHERE outcome = 'node_died' AND session_id = ANY ($1)",
         )
-        .bind(self.book().steady.iter().copied().collect::<Vec<_>>())
+        .bind(steady)
         .fetch_all(&admin)
         .await
         .unwrap();
@@ -526,16 +536,7 @@ impl World {
         .fetch_all(&admin)
         .await
         .unwrap();
-        let book = self.book();
-        let doubled = successes.iter().map(|(path, n)| (path, usize::try_from(*n).unwrap()));
-        let doubled = doubled.chain(book.accepted.iter().map(|(path, attempts)| (path, attempts.len())));
-        let allowed = |path: &String| 1 + book.lost.get(path).copied().unwrap_or(0);
-        let doubled: Vec<String> = doubled
-            .filter(|(path, n)| *n > allowed(path))
-            .map(|(path, n)| format!("{path} succeeded {n} times"))
-            .collect();
-        drop(book);
-        doubled.into_iter().for_each(|what| self.violation(what));
+        self.check_doubled(&successes);
         for (what, which) in people::audit(&self.farm.operator).await.unwrap() {
             self.violation(format!("audit: {what}: {which}"));
         }
