@@ -187,11 +187,12 @@ BEGIN
     VALUES (v_session.node_id, p_session, 'SIGTERM', v_now + make_interval(secs => greatest(0, least(p_stopping_in, 31536000))))
     ON CONFLICT (node_id, session_id, reason) DO UPDATE SET deadline = EXCLUDED.deadline;
   END IF;
-  UPDATE ci.running r SET lease_until = v_now + ci.lease()
-  FROM (SELECT u.job_id, u.attempt FROM unnest(p_jobs, p_attempts) u (job_id, attempt) ORDER BY 1) u
-  WHERE r.job_id = u.job_id
-    AND r.attempt = u.attempt                                                               -- fence: heartbeat_attempt
-    AND r.session_id = p_session;                                                           -- fence: heartbeat_session
+  -- It holds the session and waits for no build: whoever has one locked is ending it or will let go before the next beat.
+  UPDATE ci.running r SET lease_until = v_now + ci.lease() WHERE r.job_id = ANY (ARRAY(
+    SELECT q.job_id FROM unnest(p_jobs, p_attempts) u (job_id, attempt) JOIN ci.running q ON q.job_id = u.job_id
+    WHERE q.attempt = u.attempt                                                             -- fence: heartbeat_attempt
+      AND q.session_id = p_session                                                          -- fence: heartbeat_session
+    FOR UPDATE OF q SKIP LOCKED));                                                          -- lock: heartbeat_skips
   RETURN QUERY SELECT
     ARRAY(SELECT r.url FROM ci.replica r WHERE r.role IN ('signer', 'up') AND r.last_beat > v_now - interval '30 seconds' ORDER BY r.created_at),
     array_agg(d.reason ORDER BY d.deadline NULLS LAST), array_agg(extract(epoch FROM d.deadline - v_now)::float8 ORDER BY d.deadline NULLS LAST),

@@ -127,6 +127,8 @@ BEGIN
   INSERT INTO ci.lane (project_id, tier, class_id)
   SELECT v_evaluation.project_id, v_evaluation.tier, c FROM (
     SELECT unnest(v_classes) UNION SELECT j.class_id FROM unnest(v_all) a JOIN ci.job j ON j.id = a WHERE false = ANY (v_fresh) OR cardinality(p_known) > 0) x (c)
+  -- Not left to the conflict alone: that would wait for a resolver that has just written the lane and waits at the gate.
+  WHERE NOT EXISTS (SELECT FROM ci.lane l WHERE l.project_id = v_evaluation.project_id AND l.tier = v_evaluation.tier AND l.class_id = c)
   ORDER BY c ON CONFLICT DO NOTHING;
 
   INSERT INTO ci.aterm SELECT v_ids[n], a FROM unnest(p_aterms) WITH ORDINALITY u (a, n) WHERE v_fresh[n] AND a IS NOT NULL ON CONFLICT DO NOTHING;

@@ -233,8 +233,6 @@ DECLARE
 BEGIN
   SELECT r.folded_at INTO v_folded FROM ci.resolver r FOR UPDATE SKIP LOCKED;               -- lock: one_resolver
   IF NOT FOUND THEN RETURN QUERY SELECT -1, NULL::int[], 0, false; RETURN; END IF;
-  IF v_folded <= v_now - interval '1 second' THEN PERFORM ci.fold(); END IF;
-
   WITH due AS (UPDATE ci.blocked SET run_at = NULL WHERE job_id = ANY (ARRAY(
                  SELECT b.job_id FROM ci.blocked b WHERE b.run_at <= v_now ORDER BY b.run_at LIMIT p_rows)) RETURNING job_id)
   INSERT INTO ci.event (kind, subject) SELECT 'e', job_id FROM due;                         -- event: due_retry_is_judged
@@ -242,8 +240,10 @@ BEGIN
   SELECT array_agg(x.id ORDER BY x.id) AS ids, coalesce(bool_or(x.kind IN ('v', 'u')), false) AS cancels,
          coalesce(bool_or(x.kind = 'p'), false) AS profiles, count(*) FILTER (WHERE x.kind = 'd') AS ends
   INTO v_batch FROM (SELECT e.id, e.kind FROM ci.event e ORDER BY e.id LIMIT p_rows) x;
-  IF v_batch.ids IS NULL THEN RETURN QUERY SELECT 0, NULL::int[], 0, false; RETURN; END IF;
+  -- The gate before anything that an ingest could wait for.
   IF v_batch.cancels THEN PERFORM FROM ci.gate FOR UPDATE; END IF;                          -- lock: cancel_gate
+  IF v_folded <= v_now - interval '1 second' THEN PERFORM ci.fold(); END IF;
+  IF v_batch.ids IS NULL THEN RETURN QUERY SELECT 0, NULL::int[], 0, false; RETURN; END IF;
   IF v_batch.profiles THEN
     PERFORM ci.match_profiles();
     PERFORM ci.see_capable();

@@ -452,7 +452,7 @@ impl Queue {
                 _ => {}
             }
         }
-        while drvs.iter().fold(false, |moved, &drv| self.judge(drv) || moved) {}
+        while drvs.iter().any(|&drv| self.judge(drv)) {}
         for &drv in &drvs {
             let shunned = self.jobs[&drv].shunned.filter(|&node| self.other_node(drv, node));
             self.job(drv).shunned = shunned;
