@@ -72,7 +72,8 @@ $$;
 
 -- Writes every profile's turns: active lanes it may claim from, by manual priority, then used seconds per share of
 -- the classes this node type can run (time on machines that it cannot use does not count here).
-CREATE FUNCTION ci.rank() RETURNS void LANGUAGE sql AS $$
+CREATE FUNCTION ci.rank() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
   WITH mine AS (
     SELECT p.id AS profile_id, l.project_id, l.id AS lane_id, l.top, l.active, (l.used + l.inflight) / pr.shares AS ratio,
            1.0 / pr.shares AS weight, pr.max_concurrent AS most
@@ -104,8 +105,8 @@ CREATE FUNCTION ci.rank() RETURNS void LANGUAGE sql AS $$
       lanes = coalesce(f.lanes, '{}')
   FROM ci.profile q LEFT JOIN row r ON r.profile_id = q.id LEFT JOIN flat f ON f.profile_id = q.id
   WHERE q.id = p.id AND (p.projects, p.ranks, p.tops, p.limits, p.lanes, p.weights) IS DISTINCT FROM
-    (coalesce(r.projects, '{}'), coalesce(r.ranks, '{}'), coalesce(r.tops, '{}'), coalesce(r.limits, '{}'), coalesce(f.lanes, '{}'), coalesce(r.weights, '{}'))
-$$;
+    (coalesce(r.projects, '{}'), coalesce(r.ranks, '{}'), coalesce(r.tops, '{}'), coalesce(r.limits, '{}'), coalesce(f.lanes, '{}'), coalesce(r.weights, '{}'));
+END $$;
 
 -- Lets go of everything a session holds, as interruptions. Accepted results stay: a signer completes them.
 CREATE FUNCTION ci.release_session(p_session bigint) RETURNS int LANGUAGE plpgsql AS $$

@@ -59,10 +59,10 @@ END $$;
 CREATE FUNCTION ci.ingest(p_evaluation bigint, p_drv_paths text[], p_systems text[], p_features text[], p_cached bool[],
     p_depths int[], p_heights int[], p_aterms bytea[], p_output_of int[], p_output_names text[], p_output_paths text[],
     p_edge_of int[], p_edge_to int[], p_known bigint[]) RETURNS bigint[]
-  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_evaluation ci.evaluation; v_n int := cardinality(p_drv_paths);
-  v_ids bigint[]; v_fresh bool[]; v_all bigint[]; v_depths int[]; v_again bigint[]; v_bad record; v_classes int[];
+  v_new bigint[]; v_ids bigint[]; v_fresh bool[]; v_all bigint[]; v_depths int[]; v_again bigint[]; v_bad record; v_classes int[];
 BEGIN
   IF v_n > 10000 OR cardinality(p_edge_of) > 200000 OR cardinality(p_output_of) > 100000 OR cardinality(p_known) > 100000 THEN
     PERFORM ci.refuse('HC002', 'a chunk holds at most 10000 derivations, 100000 outputs, 100000 known inputs and 200000 edges');
@@ -104,19 +104,18 @@ BEGIN
   WITH c AS MATERIALIZED (
          SELECT DISTINCT ON (u.s, u.f) u.s, u.f, k.id FROM unnest(p_systems, p_features) u (s, f) JOIN ci.class k ON k.system = u.s
            AND k.features = ARRAY(SELECT DISTINCT x FROM unnest(string_to_array(u.f, ' ')) x ORDER BY x)),
-       u AS MATERIALIZED (SELECT u.*, c.id AS class_id FROM unnest(p_drv_paths, p_systems, p_features, p_cached, p_depths, p_heights)
-           WITH ORDINALITY u (path, s, f, cached, depth, height, n) JOIN c USING (s, f)),
        new AS (INSERT INTO ci.job (drv_path, class_id, depth, height, state, ended_at)
-               SELECT path, class_id, depth, height, CASE WHEN cached THEN 'cached' ELSE 'open' END::ci.job_state,
-                      CASE WHEN cached THEN ci.clock() END FROM u ORDER BY path
-               ON CONFLICT (drv_path) DO NOTHING RETURNING id, drv_path)
-  SELECT array_agg(new.id ORDER BY u.n), array_agg(new.id IS NOT NULL ORDER BY u.n), array_agg(DISTINCT u.class_id)
-  INTO v_ids, v_fresh, v_classes FROM u LEFT JOIN new ON new.drv_path = u.path;
-  IF false = ANY (v_fresh) THEN
-    SELECT array_agg(coalesce(v_ids[u.n], j.id) ORDER BY u.n) INTO v_ids
-    FROM unnest(p_drv_paths) WITH ORDINALITY u (path, n) LEFT JOIN ci.job j ON v_ids[u.n] IS NULL AND j.drv_path = u.path;
+               SELECT u.path, c.id, u.depth, u.height, CASE WHEN u.cached THEN 'cached' ELSE 'open' END::ci.job_state,
+                      CASE WHEN u.cached THEN ci.clock() END
+               FROM unnest(p_drv_paths, p_systems, p_features, p_cached, p_depths, p_heights) u (path, s, f, cached, depth, height) JOIN c USING (s, f)
+               ORDER BY u.path ON CONFLICT (drv_path) DO NOTHING RETURNING id)
+  SELECT array_agg(id) INTO v_new FROM new;
+  SELECT array_agg(j.id ORDER BY u.n), array_agg(DISTINCT j.class_id) INTO v_ids, v_classes
+  FROM unnest(p_drv_paths) WITH ORDINALITY u (path, n) JOIN ci.job j ON j.drv_path = u.path;
+  v_fresh := array_fill(true, ARRAY[v_n]);
+  IF coalesce(cardinality(v_new), 0) < v_n THEN
     -- Was somebody's cached input, must be built now: from here on it is new.
-    SELECT array_agg(v_fresh[u.n] OR (j.state = 'cached' AND NOT p_cached[u.n]) ORDER BY u.n) INTO v_fresh
+    SELECT array_agg(u.id = ANY (v_new) IS TRUE OR (j.state = 'cached' AND NOT p_cached[u.n]) ORDER BY u.n) INTO v_fresh
     FROM unnest(v_ids) WITH ORDINALITY u (id, n) JOIN ci.job j ON j.id = u.id;
     UPDATE ci.job j SET state = 'open', ended_at = NULL, depth = p_depths[u.n], height = greatest(j.height, p_heights[u.n])
     FROM (SELECT id, n FROM unnest(v_ids) WITH ORDINALITY u (id, n) ORDER BY id) u

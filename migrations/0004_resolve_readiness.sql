@@ -106,8 +106,7 @@ CREATE FUNCTION ci.other_node(p_class int, p_node int) RETURNS bool LANGUAGE sql
 $$;
 
 -- Judges blocked jobs: retire, follow, watch on, or make ready. Answers the classes that gained ready jobs.
-CREATE FUNCTION ci.judge(p_jobs bigint[]) RETURNS int[] LANGUAGE plpgsql
-  SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
+CREATE FUNCTION ci.judge(p_jobs bigint[]) RETURNS int[] LANGUAGE plpgsql AS $$
 DECLARE v_adopt bigint[]; v_bad bigint[]; v_roots bigint[]; v_ready bigint[]; v_follow bigint[]; v_lead bigint[];
 BEGIN
   -- Jobs that share an output with another: nothing to do if every output is canonical, else follow whoever makes it.
@@ -170,8 +169,7 @@ END $$;
 
 -- Looks again at jobs that are not blocked: dep-failed ones whose inputs recovered, ready ones whose inputs were lost,
 -- whose outputs are there or whose lanes changed, running ones that nobody, or somebody again, wants.
-CREATE FUNCTION ci.reconsider(p_jobs bigint[]) RETURNS int[] LANGUAGE plpgsql
-  SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+CREATE FUNCTION ci.reconsider(p_jobs bigint[]) RETURNS int[] LANGUAGE plpgsql AS $$
 DECLARE v_jobs bigint[]; v_classes int[];
 BEGIN
   SELECT array_agg(id) INTO v_jobs FROM (
@@ -225,8 +223,7 @@ END $$;
 -- One step. events: -1 if another is at it, else how many were looked at; call again until 0. classes: gained ready jobs,
 -- wake their builders. ended: jobs that came to an end or opened again. stops: a running build is to be stopped.
 CREATE FUNCTION ci.resolve(p_rows int DEFAULT 1000) RETURNS TABLE (events int, classes int[], ended int, stops bool)
-  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-  SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_now timestamptz := ci.clock(); v_folded timestamptz; v_batch record; v_n int; v_last bigint;
   v_jobs bigint[]; v_of bigint[]; v_blocked bigint[]; v_others bigint[];

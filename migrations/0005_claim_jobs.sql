@@ -66,8 +66,7 @@ END $$;
 CREATE FUNCTION ci.claim(p_session bigint, p_secret text, p_want int)
   RETURNS TABLE (job_id bigint, attempt bigint, drv_path text, aterm bytea, estimate real,
                  input_drvs text[], input_outputs text[], input_paths text[], closure_paths text[], closure_hashes bytea[])
-  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-  SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
   p ci.profile; v_session ci.session; v_free int; v_left int; v_drains bool; v_now timestamptz := ci.clock(); v_taken record;

@@ -4,12 +4,14 @@
 
 -- The running rows that a session's fences name, locked, in the order of job ids. Waits for whoever has them: the
 -- session's own words in flight, or the control plane, which is quick. Whoever locks the session's row too does so first.
-CREATE FUNCTION ci.own_attempts(p_session bigint, p_jobs bigint[], p_attempts bigint[]) RETURNS SETOF ci.running LANGUAGE sql AS $$
+CREATE FUNCTION ci.own_attempts(p_session bigint, p_jobs bigint[], p_attempts bigint[]) RETURNS SETOF ci.running LANGUAGE plpgsql AS $$
+BEGIN RETURN QUERY
   SELECT r.* FROM unnest(p_jobs, p_attempts) u (job_id, attempt) JOIN ci.running r ON r.job_id = u.job_id
   WHERE r.attempt = u.attempt                                                               -- fence: attempt
     AND r.session_id = p_session                                                            -- fence: attempt_session
-  ORDER BY r.job_id FOR UPDATE OF r                                                         -- lock: own_attempts
-$$;
+  ORDER BY r.job_id
+  FOR UPDATE OF r;                                                                          -- lock: own_attempts
+END $$;
 
 -- Ends attempts: the running row goes, history and ledger stay. p_charge: interrupted time is free.
 CREATE FUNCTION ci.end_attempts(p_jobs bigint[], p_outcome text, p_message text, p_charge bool) RETURNS void LANGUAGE plpgsql AS $$

@@ -30,8 +30,7 @@ CREATE FUNCTION ci.accept(p_sessions bigint[], p_secrets text[], p_jobs bigint[]
     p_output_of int[], p_names text[], p_paths text[], p_nar_hashes bytea[], p_nar_sizes bigint[], p_refs text[],
     p_file_hashes bytea[], p_file_sizes bigint[], p_cas text[])
   RETURNS TABLE (job_id bigint, verdict text)
-  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-  SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE v_live bool[]; v_held bool[]; v_nodes int[]; v_whole bool[]; v_taken text[]; v_mixed bool[];
 BEGIN
@@ -107,8 +106,7 @@ $$;
 
 -- Published: the job has succeeded, and what waits for it is looked at. Answers the jobs that this call finished.
 CREATE FUNCTION ci.finish(p_jobs bigint[], p_attempts bigint[]) RETURNS SETOF bigint
-  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-  SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE v_jobs bigint[]; v_sessions bigint[];
 BEGIN
   SELECT array_agg(x.job_id), array_agg(DISTINCT x.session_id) INTO v_jobs, v_sessions FROM (

@@ -1,8 +1,13 @@
+use std::time::Duration;
+
 use sqlx::postgres::{PgArguments, PgConnectOptions, PgPoolOptions, PgRow};
 use sqlx::query::Query;
-use sqlx::{PgPool, Postgres};
+use sqlx::{Connection, PgPool, Postgres};
 
 use crate::Result;
+
+/// A connection idle for longer may have been lost.
+const FRESH: Duration = Duration::from_secs(1);
 
 /// A way to the database. Calls work through a transaction-mode pooler too: there each runs in a transaction of its
 /// own and leaves no prepared statement behind.
@@ -28,7 +33,14 @@ impl Db {
         if pooled {
             options = options.extra_float_digits(None);
         }
-        let pool = PgPoolOptions::new().max_connections(connections).connect_lazy_with(options);
+        // A connection fresh from use needs no ping, which would be a second round trip for every call.
+        let pool = PgPoolOptions::new()
+            .max_connections(connections)
+            .test_before_acquire(false)
+            .before_acquire(|connection, meta| {
+                Box::pin(async move { Ok(meta.idle_for < FRESH || connection.ping().await.is_ok()) })
+            })
+            .connect_lazy_with(options);
         Ok(Self { pool, pooled })
     }
 
