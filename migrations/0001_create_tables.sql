@@ -4,6 +4,8 @@
 -- Naming: an open job is in exactly one of `blocked`, `ready` and `running`; every transition deletes the row of the
 -- state it leaves. Everything else about a job (`job`, `job_input`, `output`) does not change while it waits, which
 -- keeps the hot tables narrow and lets a claim cost the same at ten thousand jobs and at a million.
+--
+-- Paths and names collate as bytes: a probe of an index by a language's rules costs three times as much.
 
 -- The one clock of the queue. Tests replace it in their own database; nothing else calls clock_timestamp().
 CREATE FUNCTION ci.clock() RETURNS timestamptz LANGUAGE sql VOLATILE PARALLEL SAFE
@@ -141,7 +143,7 @@ CREATE INDEX evaluation_age ON ci.evaluation (created_at);
 
 CREATE TABLE ci.evaluation_attr (
   evaluation_id bigint NOT NULL REFERENCES ci.evaluation ON DELETE CASCADE,
-  attr          text NOT NULL CHECK (octet_length(attr) <= 4096),
+  attr          text COLLATE "C" NOT NULL CHECK (octet_length(attr) <= 4096),
   job_id        bigint,
   error         text CHECK (octet_length(error) <= 65536),
   PRIMARY KEY (evaluation_id, attr)
@@ -153,7 +155,7 @@ CREATE INDEX evaluation_attr_job ON ci.evaluation_attr (job_id);
 -- above it (it chooses the order). Neither counts what is cached.
 CREATE TABLE ci.job (
   id            bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-  drv_path      text NOT NULL CONSTRAINT job_drv_path_unique UNIQUE CHECK (octet_length(drv_path) BETWEEN 5 AND 300),
+  drv_path      text COLLATE "C" NOT NULL CONSTRAINT job_drv_path_unique UNIQUE CHECK (octet_length(drv_path) BETWEEN 5 AND 300),
   class_id      int NOT NULL,
   depth         int NOT NULL DEFAULT 0,
   height        int NOT NULL DEFAULT 0,
@@ -189,15 +191,15 @@ CREATE INDEX job_input_input ON ci.job_input (input, referrer);
 
 CREATE TABLE ci.output (
   job_id bigint NOT NULL,
-  name   text NOT NULL CHECK (octet_length(name) BETWEEN 1 AND 200),
-  path   text CHECK (octet_length(path) BETWEEN 5 AND 300),    -- NULL until built: floating content address
+  name   text COLLATE "C" NOT NULL CHECK (octet_length(name) BETWEEN 1 AND 200),
+  path   text COLLATE "C" CHECK (octet_length(path) BETWEEN 5 AND 300),    -- NULL until built: floating content address
   PRIMARY KEY (job_id, name)
 );
 CREATE INDEX output_path ON ci.output (path);
 
 -- What a store path is, once and for all: the first accepted attempt, an upstream substituter or an uploaded source.
 CREATE TABLE ci.canonical (
-  path        text PRIMARY KEY,
+  path        text COLLATE "C" PRIMARY KEY,
   nar_hash    bytea NOT NULL CHECK (octet_length(nar_hash) = 32),
   nar_size    bigint NOT NULL CHECK (nar_size >= 0),
   refs        text[] NOT NULL DEFAULT '{}',
@@ -364,7 +366,7 @@ CREATE INDEX attempt_session ON ci.attempt (session_id, id);
 
 -- How long builds of a name took, most recent first, versions not counted.
 CREATE TABLE ci.duration (
-  name   text PRIMARY KEY,
+  name   text COLLATE "C" PRIMARY KEY,
   recent real[] NOT NULL,
   p50    real NOT NULL
 ) WITH (fillfactor = 70);
@@ -384,7 +386,7 @@ ALTER TABLE ci.log_tail ALTER COLUMN data SET STORAGE PLAIN;
 -- An accepted record was contradicted by a second build of the same path.
 CREATE TABLE ci.finding (
   id             bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-  path           text NOT NULL,
+  path           text COLLATE "C" NOT NULL,
   canonical_hash bytea NOT NULL,
   seen_hash      bytea NOT NULL,
   job_id         bigint NOT NULL,
@@ -396,7 +398,7 @@ CREATE TABLE ci.finding (
 
 -- A builder could not fetch an input. The job waits until a signer has looked.
 CREATE TABLE ci.missing (
-  path        text NOT NULL,
+  path        text COLLATE "C" NOT NULL,
   job_id      bigint NOT NULL,
   reported_at timestamptz NOT NULL DEFAULT ci.clock(),
   PRIMARY KEY (path, job_id)
@@ -418,6 +420,7 @@ CREATE TABLE ci.leadership (
   lock_key   bigint NOT NULL,
   generation bigint NOT NULL DEFAULT 0,
   replica_id uuid,
+  pid        int,                                 -- the backend that holds the lock
   since      timestamptz
 );
 -- "HCI_JAN" and "HCI_OPR" in ASCII.

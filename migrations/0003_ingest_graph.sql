@@ -151,6 +151,7 @@ BEGIN
     SELECT array_agg(id) INTO v_again FROM (
       SELECT j.id FROM ci.job j WHERE j.id = ANY (v_all) AND (j.state = 'cancelled'
         OR (j.state = 'failed' AND j.failure IN (SELECT kind FROM ci.failure_kind WHERE NOT sticky AND kind <> 'unsupported')))
+        AND NOT EXISTS (SELECT FROM ci.want w WHERE w.job_id = j.id AND w.evaluation_id = p_evaluation)   -- fence: reopened_once
       ORDER BY j.id FOR NO KEY UPDATE) x;
     IF v_again IS NOT NULL THEN PERFORM ci.reopen(v_again); END IF;
   END IF;

@@ -116,7 +116,9 @@ BEGIN
          array_agg(y.lead) FILTER (WHERE NOT x.done AND y.lead IS NOT NULL)
   INTO v_adopt, v_follow, v_lead
   FROM ci.twin t JOIN ci.blocked b ON b.job_id = t.job_id JOIN ci.job j ON j.id = t.job_id
-  CROSS JOIN LATERAL (SELECT bool_and(c.path IS NOT NULL) AS done FROM ci.output o LEFT JOIN ci.canonical c ON c.path = o.path WHERE o.job_id = t.job_id) x
+  CROSS JOIN LATERAL (SELECT bool_and(c.path IS NOT NULL AND NOT EXISTS (       -- recorded, but perhaps not yet published
+                        SELECT FROM ci.output p JOIN ci.running r ON r.job_id = p.job_id WHERE p.path = o.path)) AS done
+                      FROM ci.output o LEFT JOIN ci.canonical c ON c.path = o.path WHERE o.job_id = t.job_id) x
   LEFT JOIN LATERAL (SELECT k.id AS lead FROM ci.output o JOIN ci.output p ON p.path = o.path AND p.job_id <> o.job_id
                 JOIN ci.job k ON k.id = p.job_id AND k.state = 'open'
                 WHERE o.job_id = t.job_id AND ((k.depth, k.id) < (j.depth, j.id) OR NOT EXISTS (SELECT FROM ci.blocked c WHERE c.job_id = k.id)) LIMIT 1) y ON true
@@ -137,7 +139,7 @@ BEGIN
          LEFT JOIN LATERAL (SELECT d.id, d.state, d.root FROM ci.job_input i JOIN ci.job d ON d.id = i.input
                             WHERE i.referrer = b.job_id AND d.state NOT IN ('succeeded', 'cached')
                             ORDER BY d.state = 'open', d.depth DESC LIMIT 1) n ON true
-         WHERE b.job_id <> ALL (coalesce(v_follow, '{}'))),
+         WHERE b.job_id <> ALL (coalesce(v_follow, '{}')) OR n.state <> 'open'),
        watched AS (UPDATE ci.blocked b SET watch = v.input FROM verdict v
                    WHERE b.job_id = v.job_id AND v.state = 'open' AND b.watch IS DISTINCT FROM v.input)
   SELECT array_agg(job_id) FILTER (WHERE state <> 'open'), array_agg(coalesce(root, input)) FILTER (WHERE state <> 'open'),
@@ -177,8 +179,13 @@ BEGIN
       AND NOT EXISTS (SELECT FROM ci.job_input i JOIN ci.job d ON d.id = i.input
                       WHERE i.referrer = j.id AND d.state IN ('failed', 'dep_failed', 'cancelled'))
     ORDER BY j.id FOR NO KEY UPDATE OF j) x;
-  IF v_jobs IS NOT NULL THEN PERFORM ci.reopen(v_jobs); END IF;
-  -- Still dep-failed, but for another reason than the one it names.
+  IF v_jobs IS NOT NULL THEN
+    PERFORM ci.reopen(ARRAY(SELECT j FROM unnest(v_jobs) j WHERE ci.wanted(j)));
+    WITH gone AS (UPDATE ci.job SET state = 'cancelled', root = NULL, error = 'no evaluation wants it any more'
+                  WHERE id = ANY (v_jobs) AND state = 'dep_failed' RETURNING id)
+    INSERT INTO ci.event (kind, subject) SELECT 'd', id FROM gone;                          -- event: unwanted_tells_dependents
+  END IF;
+  -- Still dep-failed, but for another reason than the one it names; so are those above it.
   WITH moved AS (UPDATE ci.job j SET root = n.root
   FROM unnest(p_jobs) c CROSS JOIN LATERAL (
     SELECT coalesce(d.root, d.id) AS root FROM ci.job_input i JOIN ci.job d ON d.id = i.input

@@ -20,7 +20,9 @@ BEGIN
     v_lane := v_lanes[1];
     IF cardinality(v_lanes) > 1 THEN        -- the class whose best offer comes first
       SELECT l INTO v_lane FROM unnest(v_lanes) l CROSS JOIN LATERAL (
-        SELECT o.* FROM ci.offer o WHERE o.lane_id = l ORDER BY o.urgency, o.evaluation_id, o.shortness, o.job_id LIMIT 1) h
+        SELECT o.* FROM ci.offer o JOIN ci.ready r ON r.job_id = o.job_id      -- what this batch took is not offered again
+        WHERE o.lane_id = l AND (r.avoid IS NULL OR r.avoid <> p_node)
+        ORDER BY o.urgency, o.evaluation_id, o.shortness, o.job_id LIMIT 1) h
       ORDER BY h.urgency, h.evaluation_id, h.shortness, h.job_id LIMIT 1;
       EXIT WHEN NOT FOUND;
     END IF;

@@ -29,7 +29,7 @@ END $$;
 CREATE FUNCTION ci.interrupt(p_session bigint, p_jobs bigint[], p_attempts bigint[], p_message text) RETURNS SETOF bigint LANGUAGE plpgsql AS $$
 DECLARE v_jobs bigint[]; v_cancelled bigint[]; v_ends bigint[];
 BEGIN
-  SELECT array_agg(job_id), array_agg(job_id) FILTER (WHERE cancelled) INTO v_jobs, v_cancelled
+  SELECT array_agg(job_id), array_agg(job_id) FILTER (WHERE cancelled AND NOT ci.wanted(job_id, refused)) INTO v_jobs, v_cancelled
   FROM ci.own_attempts(p_session, p_jobs, p_attempts) WHERE phase <> 'accepted';            -- fence: accepted_is_kept
   IF v_jobs IS NULL THEN RETURN; END IF;
   PERFORM ci.end_attempts(v_jobs, 'interrupted', p_message, false);
@@ -88,7 +88,7 @@ BEGIN
   IF v_kind.blames_node THEN PERFORM FROM ci.session WHERE id = p_session FOR NO KEY UPDATE; END IF;   -- as a heartbeat: the session first
   SELECT * INTO v_running FROM ci.own_attempts(p_session, ARRAY[p_job], ARRAY[p_attempt]) WHERE phase <> 'accepted';   -- fence: accepted_cannot_fail
   IF NOT FOUND THEN RETURN false; END IF;
-  IF v_running.cancelled THEN
+  IF v_running.cancelled AND NOT ci.wanted(p_job, v_running.refused) THEN
     PERFORM ci.interrupt(p_session, ARRAY[p_job], ARRAY[p_attempt], left(p_message, 2000));
     RETURN true;
   END IF;
@@ -107,7 +107,7 @@ BEGIN
   PERFORM ci.require_session(p_session, p_secret);
   SELECT * INTO v_running FROM ci.own_attempts(p_session, ARRAY[p_job], ARRAY[p_attempt]) WHERE phase = 'building';   -- fence: missing_phase
   IF NOT FOUND THEN RETURN false; END IF;
-  IF v_running.cancelled THEN
+  IF v_running.cancelled AND NOT ci.wanted(p_job, v_running.refused) THEN
     PERFORM ci.interrupt(p_session, ARRAY[p_job], ARRAY[p_attempt], 'an input is missing');
     RETURN true;
   END IF;

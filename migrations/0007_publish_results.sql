@@ -168,6 +168,9 @@ CREATE FUNCTION ci.forget(p_paths text[], p_node int DEFAULT NULL) RETURNS SETOF
 DECLARE v_paths text[];
 BEGIN
   v_paths := ARRAY(SELECT path FROM ci.canonical WHERE path = ANY (p_paths) OR node_id = p_node);
+  -- Accepted but not yet published: as if it had not been shown. Its builder shows it again, or its lease ends.
+  UPDATE ci.running r SET phase = 'uploading' WHERE r.phase = 'accepted'
+    AND r.job_id IN (SELECT o.job_id FROM ci.output o WHERE o.path = ANY (v_paths));
   PERFORM ci.unpublish(v_paths);
   DELETE FROM ci.canonical WHERE path = ANY (v_paths);
   RETURN QUERY SELECT unnest(v_paths);

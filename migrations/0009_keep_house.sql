@@ -20,11 +20,11 @@ CREATE FUNCTION ci.healthy_replicas() RETURNS SETOF ci.replica LANGUAGE sql STAB
 CREATE FUNCTION ci.lock_key(p_name text) RETURNS bigint LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
   AS $$ SELECT lock_key FROM ci.leadership WHERE name = p_name $$;
 
--- Backends that hold an advisory lock of this database.
-CREATE FUNCTION ci.lock_holders(p_key bigint) RETURNS SETOF int LANGUAGE sql STABLE AS $$
-  SELECT k.pid FROM pg_locks k WHERE k.locktype = 'advisory' AND k.granted AND k.objsubid = 1
+-- Whether the lock is held, by p_pid if it is given.
+CREATE FUNCTION ci.is_held(p_key bigint, p_pid int DEFAULT NULL) RETURNS bool LANGUAGE sql VOLATILE AS $$
+  SELECT EXISTS (SELECT FROM pg_locks k WHERE k.locktype = 'advisory' AND k.granted AND k.pid = coalesce(p_pid, k.pid)
     AND k.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-    AND (k.classid::bigint << 32 | k.objid::bigint) = p_key
+    AND (k.classid::bigint << 32 | k.objid::bigint) = p_key AND k.objsubid = 1)
 $$;
 
 -- To be called on the connection that has just taken the advisory lock: a new generation begins.
@@ -32,9 +32,9 @@ CREATE FUNCTION ci.lead(p_name text, p_replica uuid) RETURNS bigint
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE v_generation bigint;
 BEGIN
-  UPDATE ci.leadership l SET generation = generation + 1, replica_id = p_replica, since = ci.clock()
+  UPDATE ci.leadership l SET generation = generation + 1, replica_id = p_replica, pid = pg_backend_pid(), since = ci.clock()
   WHERE l.name = p_name
-    AND pg_backend_pid() IN (SELECT ci.lock_holders(l.lock_key))                            -- fence: lead_lock
+    AND ci.is_held(l.lock_key, pg_backend_pid())                        -- fence: lead_lock
   RETURNING generation INTO v_generation;
   IF NOT FOUND THEN PERFORM ci.refuse('HC005', format('this connection does not hold the lock of the %s', left(p_name, 100))); END IF;
   RETURN v_generation;
@@ -43,15 +43,19 @@ END $$;
 -- Who leads, as far as can be told from here: the last to have begun a generation, and whether the lock is held at all.
 CREATE FUNCTION ci.leader(p_name text) RETURNS TABLE (replica_id uuid, url text, generation bigint, since timestamptz, held bool)
   LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-  SELECT l.replica_id, r.url, l.generation, l.since, EXISTS (SELECT ci.lock_holders(l.lock_key))
+  SELECT l.replica_id, r.url, l.generation, l.since, ci.is_held(l.lock_key)
   FROM ci.leadership l LEFT JOIN ci.replica r ON r.id = l.replica_id WHERE l.name = p_name
 $$;
 
+-- Since when this generation leads. Its connection must be unbroken: who lost it may not have noticed yet, and would
+-- judge after an outage as if there had been none.
 CREATE FUNCTION ci.require_leader(p_name text, p_generation bigint) RETURNS timestamptz LANGUAGE plpgsql STABLE AS $$
 DECLARE v_since timestamptz;
 BEGIN
-  SELECT since INTO v_since FROM ci.leadership WHERE name = p_name
-    AND generation = p_generation;                                                          -- fence: generation
+  SELECT since INTO v_since FROM ci.leadership l
+  WHERE name = p_name
+    AND generation = p_generation                                         -- fence: generation
+    AND ci.is_held(l.lock_key, l.pid);                                                      -- fence: unbroken
   IF NOT FOUND THEN
     PERFORM ci.refuse('HC005', format('generation %s of the %s is over: another leads', p_generation, p_name));
   END IF;
@@ -70,7 +74,7 @@ BEGIN
   IF ci.require_leader('janitor', p_generation) > v_now - ci.lease() THEN RETURN 0; END IF;   -- fence: reap_waits
   SELECT * INTO v_kind FROM ci.failure_kind WHERE kind = 'node_died';
   FOR v_row IN
-    SELECT r.job_id, r.attempt, r.session_id, r.cancelled, s.node_id, n.name, s.ended_at IS NULL AND s.last_seen > v_now - ci.lease() AS alive
+    SELECT r.job_id, r.attempt, r.session_id, r.cancelled AND NOT ci.wanted(r.job_id, r.refused) AS cancelled, s.node_id, n.name, s.ended_at IS NULL AND s.last_seen > v_now - ci.lease() AS alive
     FROM ci.running r JOIN ci.session s ON s.id = r.session_id JOIN ci.node n ON n.id = s.node_id
     WHERE r.lease_until < v_now
       AND r.phase <> 'accepted'                                                             -- fence: reap_accepted

@@ -233,6 +233,7 @@ impl Server {
                  default_pool_size = 4\n\
                  max_client_conn = 1000\n\
                  server_login_retry = 1\n\
+                 server_idle_timeout = 2\n\
                  query_wait_timeout = 10\n\
                  auth_type = scram-sha-256\n\
                  auth_user = {SUPERUSER}\n\
@@ -459,7 +460,7 @@ host all all all scram-sha-256
 
 const SETTINGS: &str = "\
 port = 5432
-max_connections = 200
+max_connections = 400
 shared_buffers = '256MB'
 max_wal_size = '4GB'
 fsync = on

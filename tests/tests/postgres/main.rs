@@ -17,6 +17,7 @@ mod lease;
 mod listener;
 mod logs;
 mod migrate;
+mod model;
 mod order;
 mod publish;
 mod races;
