@@ -3,7 +3,7 @@
 use harmonia_queue::builder::{Claim, Failure, Session};
 use harmonia_queue::people::{self, Ending};
 use harmonia_queue::{Error, resolver, signer};
-use harmonia_tests::farm::{Evaluation, Farm, derivation, name, store_path};
+use harmonia_tests::farm::{Evaluation, Farm, derivation, drv_path, name, store_path};
 
 async fn fail(farm: &Farm, node: &Session, claim: &Claim) {
     assert!(node.fail(claim.fence, Failure::BuildError, "exit 1").await.unwrap());
@@ -308,6 +308,34 @@ async fn a_new_evaluation_takes_back_a_persons_cancel() {
     people::cancel(&farm.frontend, claim.fence.job).await.unwrap();
     farm.queue("main", &[("leaf", &[])]).await;
     assert!(node.heartbeat(&[claim.fence], None).await.unwrap().abandon.is_empty());
+}
+
+#[tokio::test]
+async fn a_later_chunk_of_the_same_evaluation_does_not_take_back_a_persons_cancel() {
+    let (farm, ..) = Farm::small(1).await;
+    let mut evaluation = farm.begin("main").await;
+    evaluation.add(vec![derivation("leaf", &[])]).await.unwrap();
+    farm.settle().await;
+    let leaf = evaluation.job(&drv_path("leaf")).unwrap();
+    people::cancel(&farm.frontend, leaf).await.unwrap();
+    evaluation.add(vec![derivation("top", &["leaf"])]).await.unwrap();
+    farm.settle().await;
+    assert_eq!(farm.state(leaf).await, "cancelled");
+}
+
+#[tokio::test]
+async fn dependents_that_nobody_wants_do_not_open_with_their_root() {
+    let (farm, _, node) = Farm::small(1).await;
+    farm.evaluate("main", &[("bad", &[])]).await;
+    let graph: &[(&str, &[&str])] = &[("bad", &[]), ("middle", &["bad"]), ("top", &["middle"])];
+    let jobs = farm.queue("main", graph).await;
+    let claim = farm.claim(&node).await;
+    fail(&farm, &node, &claim).await;
+    cancel_evaluation(&farm, &jobs).await;
+    people::rebuild(&farm.frontend, jobs["bad"]).await.unwrap();
+    farm.settle().await;
+    assert_eq!(farm.state(jobs["middle"]).await, "cancelled");
+    farm.assert_sound().await;
 }
 
 #[tokio::test]

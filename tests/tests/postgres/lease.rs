@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use harmonia_queue::builder::{Claim, Session};
-use harmonia_queue::leader::Leadership;
+use harmonia_queue::leader::{self, Leadership, Office};
 use harmonia_queue::replica::Replica;
 use harmonia_queue::{Error, janitor};
 use harmonia_tests::farm::{Farm, PoolHandle};
@@ -109,6 +109,18 @@ async fn a_node_that_comes_back_after_its_lease_is_told_to_abandon() {
 async fn only_the_leader_reaps() {
     let (farm, .., lead) = led().await;
     let refused = janitor::reap(&farm.operator, lead.generation - 1).await.unwrap_err();
+    assert!(matches!(&refused, Error::NotLeader(_)), "{refused:?}");
+}
+
+#[tokio::test]
+async fn a_leader_whose_connection_has_ended_judges_nothing() {
+    let (farm, .., lead) = led().await;
+    let generation = lead.generation;
+    lead.release().await.unwrap();
+    while leader::current(&farm.operator, Office::Janitor).await.unwrap().held {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let refused = janitor::reap(&farm.operator, generation).await.unwrap_err();
     assert!(matches!(&refused, Error::NotLeader(_)), "{refused:?}");
 }
 

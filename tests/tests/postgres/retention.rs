@@ -57,6 +57,19 @@ async fn an_old_evaluation_goes_with_what_only_it_needed() {
 }
 
 #[tokio::test]
+async fn what_a_newer_evaluation_wants_too_stays() {
+    let (farm, _, node) = Farm::small(1).await;
+    evaluate(&farm, "main", "leaf", "top").await;
+    farm.build_all(&node).await;
+    farm.advance(YEAR).await;
+    let new = evaluate(&farm, "main", "leaf", "top").await;
+    let lead = farm.lead().await;
+    retain(&farm, &lead).await;
+    assert_eq!(evaluations(&farm).await, [new]);
+    assert!(is_known(&farm, "top").await);
+}
+
+#[tokio::test]
 async fn what_went_leaves_no_row_behind() {
     let (farm, .., lead) = old_and_new().await;
     retain(&farm, &lead).await;
