@@ -1,0 +1,27 @@
+//! `./dev bench queue`: what the queue costs, as ratios to `pgbench -N` ("SU") at the same number of clients in the same
+//! run, on a private PostgreSQL. `--only TEXT` runs the groups with a figure whose name contains it.
+
+mod baseline;
+mod claim;
+mod cycle;
+mod farm;
+mod graphs;
+mod measure;
+mod report;
+
+use baseline::Bench;
+use report::Report;
+
+#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+async fn main() {
+    let options = report::Options::parse(std::env::args().skip(1));
+    let bench = Bench::start().await;
+    let mut report = Report::new(&options);
+
+    claim::among_a_million(&bench, &mut report).await;
+    claim::behind_blocked(&bench, &mut report).await;
+    cycle::run(&bench, &mut report).await;
+
+    report.print();
+    report.write();
+}
