@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use harmonia_queue::logins;
-use harmonia_tests::pg::{Options, Server};
+use harmonia_tests::pg::{Database, Options, Server};
 
 use crate::farm::{PASSWORD, POOL_LOGIN};
 use crate::measure::cpu_of;
@@ -33,8 +33,8 @@ pub struct Su {
 
 impl Bench {
     /// PostgreSQL as a user would tune it on 2 cores.
-    pub async fn start() -> Self {
-        let options = Options::default()
+    pub async fn start(settings: &[(String, String)]) -> Self {
+        let mut options = Options::default()
             .set("shared_buffers", "2GB")
             .set("effective_cache_size", "6GB")
             .set("work_mem", "16MB")
@@ -49,12 +49,15 @@ impl Bench {
             .set("fsync", "on")
             .set("jit", "off")
             .set("max_connections", "400");
+        options.settings.extend_from_slice(settings);
         let bench = Self { server: Server::start(options) };
         bench.server.execute("CREATE DATABASE su").await;
         bench.pgbench(&["--initialize", "--quiet", "--scale=10"]);
         // Making a database migrates the template, which makes the groups.
         bench.drop(bench.server.database().await).await;
-        logins::ensure(&bench.server.url("postgres"), POOL_LOGIN, PASSWORD, 1000).await.expect("make the pool's login");
+        logins::ensure(&bench.server.url("postgres"), POOL_LOGIN, PASSWORD, 1000)
+            .await
+            .expect("make the pool's login");
         for role in ["operator", "signer", "evaluator"] {
             let sql = format!("CREATE ROLE bench_{role} LOGIN PASSWORD '{PASSWORD}' IN ROLE harmonia_{role}");
             bench.server.execute(&sql).await;
@@ -80,15 +83,26 @@ impl Bench {
         ];
         let output = tokio::task::block_in_place(|| self.pgbench(&arguments));
         let number = |label: &str| -> f64 {
-            let rest = output.lines().find_map(|line| line.strip_prefix(label)).unwrap_or_else(|| panic!("{output}"));
-            rest.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or_else(|| panic!("{output}"))
+            let rest = output
+                .lines()
+                .find_map(|line| line.strip_prefix(label))
+                .unwrap_or_else(|| panic!("{output}"));
+            rest.split_whitespace()
+                .next()
+                .and_then(|word| word.parse().ok())
+                .unwrap_or_else(|| panic!("{output}"))
         };
         let su = Su {
             tps: number("tps = "),
             latency: number("latency average = ") / 1000.0,
             cpu: (self.cpu() - before) / number("number of transactions actually processed: "),
         };
-        eprintln!("   SU at {clients}: {:.0}/s, {:.2} ms, {:.3} ms CPU", su.tps, su.latency * 1e3, su.cpu * 1e3);
+        eprintln!(
+            "   SU at {clients}: {:.0}/s, {:.2} ms, {:.3} ms CPU",
+            su.tps,
+            su.latency * 1e3,
+            su.cpu * 1e3
+        );
         su
     }
 
@@ -105,8 +119,19 @@ impl Bench {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
+    /// Ends every connection to a database, so that it can be copied.
+    pub async fn release(&self, database: Database) {
+        database.admin().close().await;
+        let sql = format!(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{}'",
+            database.name()
+        );
+        self.server.execute(&sql).await;
+        self.server.execute(&format!("ALTER DATABASE {} ALLOW_CONNECTIONS false", database.name())).await;
+    }
+
     /// Removes a database, connections and all.
-    pub async fn drop(&self, database: harmonia_tests::pg::Database) {
+    pub async fn drop(&self, database: Database) {
         self.server.execute(&format!("DROP DATABASE {} WITH (FORCE)", database.name())).await;
     }
 }

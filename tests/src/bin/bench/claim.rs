@@ -237,6 +237,8 @@ impl Slice {
             .await
             .expect("forget the interruptions");
         harmonia_queue::resolver::settle(&farm.signer).await.expect("settle");
-        farm.database.execute("VACUUM ci.ready, ci.offer, ci.running, ci.blocked, ci.event, ci.job, ci.session").await;
+        farm.database
+            .execute("VACUUM ci.ready, ci.offer, ci.running, ci.blocked, ci.event, ci.job, ci.session")
+            .await;
     }
 }

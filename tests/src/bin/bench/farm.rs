@@ -70,8 +70,9 @@ impl Farm {
 
     /// One whole evaluation.
     pub async fn evaluate(&self, project: &str, nodes: Vec<ingest::Node>) -> i64 {
-        let mut ingest =
-            Ingest::begin(&self.evaluator, project, "bench", None, None, false).await.expect("begin an evaluation");
+        let mut ingest = Ingest::begin(&self.evaluator, project, "bench", None, None, false)
+            .await
+            .expect("begin an evaluation");
         ingest.add(nodes).await.expect("ingest");
         ingest.complete(&[]).await.expect("complete")
     }
@@ -109,7 +110,9 @@ impl<T> Drop for Task<T> {
 }
 
 /// Runs each on its own task, until all have ended.
-pub async fn together<T: Send + 'static>(work: impl Iterator<Item = impl Future<Output = T> + Send + 'static>) -> Vec<T> {
+pub async fn together<T: Send + 'static>(
+    work: impl Iterator<Item = impl Future<Output = T> + Send + 'static>,
+) -> Vec<T> {
     let tasks: Vec<_> = work.map(tokio::spawn).collect();
     let mut results = Vec::with_capacity(tasks.len());
     for task in tasks {

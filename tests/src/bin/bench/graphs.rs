@@ -68,7 +68,9 @@ pub fn job(name: &str, class: usize, inputs: Vec<String>) -> Node {
     let drv_path = store_path(name, &format!("{name}.drv"));
     let (system, features) = CLASSES[class];
     let out = output_path(&drv_path, "out");
-    let aterm = format!("Derive([(\"out\",\"{out}\",\"\",\"\")],[],[],\"{system}\",\"/bin/sh\",[],[(\"out\",\"{out}\")])");
+    let aterm = format!(
+        "Derive([(\"out\",\"{out}\",\"\",\"\")],[],[],\"{system}\",\"/bin/sh\",[],[(\"out\",\"{out}\")])"
+    );
     Node {
         system: system.to_owned(),
         features: features.iter().map(|&feature| feature.to_owned()).collect(),
@@ -82,7 +84,8 @@ pub fn job(name: &str, class: usize, inputs: Vec<String>) -> Node {
 
 /// Done derivations for others to need. Each path but the first refers to the first, as to a libc.
 pub async fn sources(farm: &Farm) -> Vec<Node> {
-    let nodes: Vec<Node> = (0..SOURCES).map(|n| Node { cached: true, ..job(&format!("source{n}"), 0, vec![]) }).collect();
+    let nodes: Vec<Node> =
+        (0..SOURCES).map(|n| Node { cached: true, ..job(&format!("source{n}"), 0, vec![]) }).collect();
     let path = |node: &Node| output_path(&node.drv_path, "out");
     let known: Vec<KnownPath> = nodes
         .iter()
@@ -109,8 +112,8 @@ pub async fn independent(farm: &Farm, jobs: usize) {
     let sources = sources(farm).await;
     for n in 0..PROJECTS {
         let mut rng = SmallRng::seed_from_u64(n as u64);
-        let fresh =
-            (0..jobs / PROJECTS).map(|i| job(&format!("p{n}x{i}"), i % CLASSES.len(), three(&sources, &mut rng)));
+        let fresh = (0..jobs / PROJECTS)
+            .map(|i| job(&format!("p{n}x{i}"), i % CLASSES.len(), three(&sources, &mut rng)));
         let nodes = sources.iter().cloned().chain(fresh).collect();
         farm.evaluate(&project(n), nodes).await;
         farm.settle().await;
@@ -179,8 +182,10 @@ impl Nixpkgs {
         for (at, node) in graph.nodes.iter().enumerate() {
             let drv_path = path(at);
             // A fixed output refers to nothing; others keep two of what they were built with.
-            let built = node.inputs.iter().filter(|(input, _)| !node.fixed && !graph.nodes[*input].fixed).take(2);
-            let references: Vec<String> = built.map(|(input, names)| output_path(&path(*input), &names[0])).collect();
+            let built =
+                node.inputs.iter().filter(|(input, _)| !node.fixed && !graph.nodes[*input].fixed).take(2);
+            let references: Vec<String> =
+                built.map(|(input, names)| output_path(&path(*input), &names[0])).collect();
             let made = node.outputs.iter().map(|name| output(&drv_path, name, references.clone()));
             let made: Vec<Output> = made.collect();
             nodes.push(Node {
@@ -215,16 +220,29 @@ fn aterm(graph: &Graph, at: usize, made: &[Output], bytes: usize) -> Vec<u8> {
     text.push_str("],[");
     if bytes > 0 {
         for (input, names) in &node.inputs {
-            text.push_str(&format!("(\"/nix/store/{}\",[\"{}\"]),", graph.nodes[*input].drv, names.join("\",\"")));
+            text.push_str(&format!(
+                "(\"/nix/store/{}\",[\"{}\"]),",
+                graph.nodes[*input].drv,
+                names.join("\",\"")
+            ));
         }
     }
     text.push_str(&format!("],[],\"{}\",\"/bin/bash\",[\"-e\",\"builder.sh\"],[", node.system));
     let mut n = 0;
     while text.len() < bytes {
-        const NAMES: [&str; 6] =
-            ["buildInputs", "configureFlags", "depsBuildBuild", "doCheck", "nativeBuildInputs", "propagatedBuildInputs"];
+        const NAMES: [&str; 6] = [
+            "buildInputs",
+            "configureFlags",
+            "depsBuildBuild",
+            "doCheck",
+            "nativeBuildInputs",
+            "propagatedBuildInputs",
+        ];
         let value = store_path(&format!("{at} {n}"), "dependency-1.2.3");
-        text.push_str(&format!("(\"{}\",\"{value}\"),(\"strictDeps\",\"\"),(\"outputs\",\"out\"),", NAMES[n % 6]));
+        text.push_str(&format!(
+            "(\"{}\",\"{value}\"),(\"strictDeps\",\"\"),(\"outputs\",\"out\"),",
+            NAMES[n % 6]
+        ));
         n += 1;
     }
     let mut text = text.into_bytes();

@@ -4,9 +4,12 @@
 mod baseline;
 mod claim;
 mod cycle;
+mod drain;
+mod enqueue;
 mod farm;
 mod graphs;
 mod measure;
+mod nixpkgs;
 mod report;
 
 use baseline::Bench;
@@ -15,12 +18,13 @@ use report::Report;
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() {
     let options = report::Options::parse(std::env::args().skip(1));
-    let bench = Bench::start().await;
+    let bench = Bench::start(&options.settings).await;
     let mut report = Report::new(&options);
 
     claim::among_a_million(&bench, &mut report).await;
     claim::behind_blocked(&bench, &mut report).await;
     cycle::run(&bench, &mut report).await;
+    nixpkgs::run(&bench, &mut report).await;
 
     report.print();
     report.write();

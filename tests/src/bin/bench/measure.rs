@@ -27,7 +27,8 @@ pub fn cpu_of(postmaster: u32) -> f64 {
     let children = fs::read_to_string(format!("/proc/{postmaster}/task/{postmaster}/children"));
     let children = children.expect("the kernel lists children");
     // A child that ends meanwhile is counted among the ended the next time.
-    let living: u64 = children.split_whitespace().filter_map(|pid| ticks(pid.parse().ok()?)).map(|t| t.0).sum();
+    let living: u64 =
+        children.split_whitespace().filter_map(|pid| ticks(pid.parse().ok()?)).map(|t| t.0).sum();
     (own + ended + living) as f64 / 100.0
 }
 

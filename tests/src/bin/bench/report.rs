@@ -55,10 +55,12 @@ const FIGURES: &[(&str, &str, f64, Better)] = &[
 pub struct Options {
     only: Vec<String>,
     json: Option<PathBuf>,
+    /// Settings of PostgreSQL beside the usual ones, to look closer.
+    pub settings: Vec<(String, String)>,
 }
 
 impl Options {
-    /// `queue [--json FILE] [--only TEXT]…`
+    /// Reads the command line.
     pub fn parse(mut arguments: impl Iterator<Item = String>) -> Self {
         let mut options = Self::default();
         while let Some(argument) = arguments.next() {
@@ -66,6 +68,11 @@ impl Options {
                 "queue" => {}
                 "--json" => options.json = Some(arguments.next().unwrap_or_else(|| usage()).into()),
                 "--only" => options.only.push(arguments.next().unwrap_or_else(|| usage())),
+                "--set" => {
+                    let setting = arguments.next().unwrap_or_else(|| usage());
+                    let (name, value) = setting.split_once('=').unwrap_or_else(|| usage());
+                    options.settings.push((name.to_owned(), value.to_owned()));
+                }
                 _ => usage(),
             }
         }
@@ -74,7 +81,7 @@ impl Options {
 }
 
 fn usage() -> ! {
-    eprintln!("usage: bench queue [--json FILE] [--only TEXT]…");
+    eprintln!("usage: bench queue [--json FILE] [--only TEXT]… [--set POSTGRESQL-SETTING=VALUE]…");
     std::process::exit(2)
 }
 
