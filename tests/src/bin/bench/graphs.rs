@@ -82,21 +82,18 @@ pub fn job(name: &str, class: usize, inputs: Vec<String>) -> Node {
     }
 }
 
-/// Done derivations for others to need. Each path but the first refers to the first, as to a libc.
+/// What is known of a derivation's output that is done.
+pub fn known(node: &Node, references: Vec<String>) -> KnownPath {
+    let path = output_path(&node.drv_path, "out");
+    KnownPath { nar_hash: digest(&path).to_vec(), nar_size: 123_456, references, path }
+}
+
+/// Done derivations for others to need. Each path refers to the first, as to a libc.
 pub async fn sources(farm: &Farm) -> Vec<Node> {
     let nodes: Vec<Node> =
         (0..SOURCES).map(|n| Node { cached: true, ..job(&format!("source{n}"), 0, vec![]) }).collect();
-    let path = |node: &Node| output_path(&node.drv_path, "out");
-    let known: Vec<KnownPath> = nodes
-        .iter()
-        .enumerate()
-        .map(|(n, node)| KnownPath {
-            nar_hash: digest(&path(node)).to_vec(),
-            nar_size: 123_456,
-            references: if n > 0 { vec![path(&nodes[0])] } else { Vec::new() },
-            path: path(node),
-        })
-        .collect();
+    let libc = output_path(&nodes[0].drv_path, "out");
+    let known: Vec<KnownPath> = nodes.iter().map(|node| known(node, vec![libc.clone()])).collect();
     record_paths(&farm.evaluator, &known).await.expect("record the sources");
     nodes
 }
@@ -118,6 +115,11 @@ pub async fn independent(farm: &Farm, jobs: usize) {
         farm.evaluate(&project(n), nodes).await;
         farm.settle().await;
     }
+}
+
+/// So many ready jobs of one project and class.
+pub async fn simple(farm: &Farm, project: &str, jobs: usize) {
+    farm.evaluate(project, (0..jobs).map(|i| job(&format!("s{i}"), 0, Vec::new())).collect()).await;
 }
 
 /// So many jobs that wait for one that nobody here can build.
@@ -202,10 +204,13 @@ impl Nixpkgs {
         Self { nodes, outputs: Arc::new(outputs) }
     }
 
-    /// What a build made.
+    /// What a build made, be it of nixpkgs or of a synthetic job beside it.
     pub fn outputs(&self) -> Outputs {
         let outputs = self.outputs.clone();
-        Arc::new(move |claim: &Claim| outputs[&claim.drv_path].clone())
+        let synthetic = synthetic_outputs();
+        Arc::new(move |claim: &Claim| {
+            outputs.get(&claim.drv_path).cloned().unwrap_or_else(|| synthetic(claim))
+        })
     }
 }
 

@@ -8,6 +8,8 @@ mod drain;
 mod enqueue;
 mod farm;
 mod graphs;
+mod hub;
+mod literal;
 mod measure;
 mod nixpkgs;
 mod report;
@@ -23,6 +25,7 @@ async fn main() {
 
     claim::among_a_million(&bench, &mut report).await;
     claim::behind_blocked(&bench, &mut report).await;
+    literal::run(&bench, &mut report).await;
     cycle::run(&bench, &mut report).await;
     nixpkgs::run(&bench, &mut report).await;
 
