@@ -86,7 +86,7 @@ impl Farm {
     pub fn resolve(&self) -> Resolving {
         let resolver = Arc::new(Resolver::default());
         let (runner, db) = (resolver.clone(), self.signer.clone());
-        Resolving { resolver, task: Task(tokio::spawn(async move { runner.run(&db).await })) }
+        Resolving::new(resolver, async move { runner.run(&db).await })
     }
 
     /// What a load leaves behind is tidied before anything is measured, as time would do it.
@@ -126,6 +126,13 @@ pub struct Resolving {
     pub resolver: Arc<Resolver>,
     #[expect(dead_code, reason = "ends with it")]
     task: Task<()>,
+}
+
+impl Resolving {
+    /// Whoever resolves, until it is dropped; it may be nudged.
+    pub fn new(resolver: Arc<Resolver>, run: impl Future<Output = ()> + Send + 'static) -> Self {
+        Self { resolver, task: Task(tokio::spawn(run)) }
+    }
 }
 
 /// What a build of a claim made.

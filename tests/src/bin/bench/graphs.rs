@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use harmonia_queue::builder::Claim;
 use harmonia_queue::ingest::{KnownPath, Node, record_paths};
+use harmonia_queue::people::{self, Project};
 use harmonia_queue::signer::Output;
 use harmonia_tests::graph::Graph;
 use rand::rngs::SmallRng;
@@ -82,6 +83,21 @@ pub fn job(name: &str, class: usize, inputs: Vec<String>) -> Node {
     }
 }
 
+/// A synthetic derivation that a substituter has.
+pub fn done(name: &str, class: usize) -> Node {
+    Node { cached: true, ..job(name, class, Vec::new()) }
+}
+
+/// Jobs of which each needs the one before it.
+pub async fn chain(farm: &Farm, project: &str, jobs: usize) {
+    let mut nodes: Vec<Node> = Vec::with_capacity(jobs);
+    for i in 0..jobs {
+        let inputs = nodes.last().map(|below| below.drv_path.clone()).into_iter().collect();
+        nodes.push(job(&format!("c{i}"), 0, inputs));
+    }
+    farm.evaluate(project, nodes).await;
+}
+
 /// What is known of a derivation's output that is done.
 pub fn known(node: &Node, references: Vec<String>) -> KnownPath {
     let path = output_path(&node.drv_path, "out");
@@ -90,8 +106,7 @@ pub fn known(node: &Node, references: Vec<String>) -> KnownPath {
 
 /// Done derivations for others to need. Each path refers to the first, as to a libc.
 pub async fn sources(farm: &Farm) -> Vec<Node> {
-    let nodes: Vec<Node> =
-        (0..SOURCES).map(|n| Node { cached: true, ..job(&format!("source{n}"), 0, vec![]) }).collect();
+    let nodes: Vec<Node> = (0..SOURCES).map(|n| done(&format!("source{n}"), 0)).collect();
     let libc = output_path(&nodes[0].drv_path, "out");
     let known: Vec<KnownPath> = nodes.iter().map(|node| known(node, vec![libc.clone()])).collect();
     record_paths(&farm.evaluator, &known).await.expect("record the sources");
@@ -120,6 +135,26 @@ pub async fn independent(farm: &Farm, jobs: usize) {
 /// So many ready jobs of one project and class.
 pub async fn simple(farm: &Farm, project: &str, jobs: usize) {
     farm.evaluate(project, (0..jobs).map(|i| job(&format!("s{i}"), 0, Vec::new())).collect()).await;
+}
+
+/// Projects of these shares, each with more independent jobs than a day of 64 slots takes. Two hundred names: what is
+/// known of a name says little about the next build of it.
+pub async fn backlog(farm: &Farm, shares: &[i32]) {
+    for (n, &shares) in shares.iter().enumerate() {
+        let name = project(n);
+        people::put_project(&farm.operator, &Project { shares, ..Project::new(&name) })
+            .await
+            .expect("make a project");
+        let jobs = (0..26_000).map(|i| job(&format!("owner{n}name{}-{i}", i % 200), 0, Vec::new()));
+        farm.evaluate(&name, jobs.collect()).await;
+        farm.settle().await;
+    }
+}
+
+/// Whose job of [`backlog`] it is.
+pub fn backlog_owner(drv_path: &str) -> usize {
+    let digit = drv_path.split("-owner").nth(1).and_then(|rest| rest.chars().next()?.to_digit(10));
+    digit.expect("a job of the backlog") as usize
 }
 
 /// So many jobs that wait for one that nobody here can build.

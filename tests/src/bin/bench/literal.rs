@@ -108,25 +108,24 @@ async fn literal(bench: &Bench, farm: &Farm) -> f64 {
     (bench.cpu() - before) / CLAIMS as f64
 }
 
-/// Derivation i needs some before it, most often recent ones; the first third is done. Each project has a part.
+/// A graph for each project: derivation i needs some before it, and the first third is done.
 async fn fill(farm: &Farm) {
-    let mut rng = SmallRng::seed_from_u64(7);
-    let mut nodes: Vec<Node> = Vec::with_capacity(JOBS);
-    for i in 0..JOBS {
-        let count = if i == 0 { 0 } else { rng.random_range(1..2 * INPUTS) };
-        // The square leans towards the front: a few are needed by very many.
-        let inputs = (0..count).map(|_| (rng.random::<f64>().powi(2) * i as f64) as usize);
-        let mut inputs: Vec<String> = inputs.map(|at| nodes[at].drv_path.clone()).collect();
-        inputs.sort();
-        inputs.dedup();
-        nodes.push(Node { cached: i < JOBS / 3, ..job(&format!("g{i}"), i % CLASSES.len(), inputs) });
-    }
-    let done: Vec<KnownPath> = nodes[..JOBS / 3].iter().map(|node| known(node, Vec::new())).collect();
-    record_paths(&farm.evaluator, &done).await.expect("record what is done");
-    // A part is everything up to somewhere, so that it is closed; the first to want a job has it in the seeds' tables.
     for n in 0..PROJECTS {
-        let part = JOBS * (n + 1) / PROJECTS;
-        farm.evaluate(&project(n), nodes[..part].to_vec()).await;
+        let mut rng = SmallRng::seed_from_u64(n as u64);
+        let jobs = JOBS / PROJECTS;
+        let mut nodes: Vec<Node> = Vec::with_capacity(jobs);
+        for i in 0..jobs {
+            let count = if i == 0 { 0 } else { rng.random_range(1..2 * INPUTS) };
+            // The square leans towards the front: a few are needed by very many.
+            let inputs = (0..count).map(|_| (rng.random::<f64>().powi(2) * i as f64) as usize);
+            let mut inputs: Vec<String> = inputs.map(|at| nodes[at].drv_path.clone()).collect();
+            inputs.sort();
+            inputs.dedup();
+            nodes.push(Node { cached: i < jobs / 3, ..job(&format!("g{n}x{i}"), i % CLASSES.len(), inputs) });
+        }
+        let done: Vec<KnownPath> = nodes[..jobs / 3].iter().map(|node| known(node, Vec::new())).collect();
+        record_paths(&farm.evaluator, &done).await.expect("record what is done");
+        farm.evaluate(&project(n), nodes).await;
         farm.settle().await;
     }
 }

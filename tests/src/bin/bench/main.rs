@@ -1,6 +1,7 @@
 //! `./dev bench queue`: what the queue costs, as ratios to `pgbench -N` ("SU") at the same number of clients in the same
 //! run, on a private PostgreSQL. `--only TEXT` runs the groups with a figure whose name contains it.
 
+mod background;
 mod baseline;
 mod claim;
 mod cycle;
@@ -13,6 +14,8 @@ mod literal;
 mod measure;
 mod nixpkgs;
 mod report;
+mod simulation;
+mod wakeup;
 
 use baseline::Bench;
 use report::Report;
@@ -28,6 +31,12 @@ async fn main() {
     literal::run(&bench, &mut report).await;
     cycle::run(&bench, &mut report).await;
     nixpkgs::run(&bench, &mut report).await;
+    wakeup::cost(&bench, &mut report).await;
+    wakeup::latency(&bench, &mut report).await;
+    background::logs(&bench, &mut report).await;
+    background::idle(&bench, &mut report).await;
+    simulation::makespan(&bench, &mut report).await;
+    simulation::fairness(&bench, &mut report).await;
 
     report.print();
     report.write();
