@@ -1,0 +1,149 @@
+//! The figures, their targets, and how they are shown.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+use serde_json::json;
+
+/// Which way a figure is better.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Better {
+    Higher,
+    Lower,
+}
+use Better::{Higher, Lower};
+
+/// Name, unit, target, direction: names never change meaning.
+const FIGURES: &[(&str, &str, f64, Better)] = &[
+    ("claim_1_vs_su", "x", 0.8, Higher),
+    ("claim_cpu_vs_su", "x", 1.5, Lower),
+    ("claim_p99_vs_su_mean", "x", 4.0, Lower),
+    ("claim_10k_vs_1m", "x", 1.3, Lower),
+    ("claim_behind_100k_blocked", "x", 1.3, Lower),
+    ("claim_vs_literal_cpu", "x", 2000.0, Higher),
+    ("claim_batch8_vs_su", "x", 3.0, Higher),
+    ("cycle_1_vs_su", "x", 0.25, Higher),
+    ("cycle_8_vs_su", "x", 1.0, Higher),
+    ("drain_nixpkgs_vs_su", "x", 1.0, Higher),
+    ("drain_worst_vs_median", "x", 1.5, Lower),
+    ("drain_deadlocks", "", 0.0, Lower),
+    ("drain_wal_kb_per_job", "kB", 2.5, Lower),
+    ("hub_stall_vs_su_mean", "x", 40.0, Lower),
+    ("resolver_step_vs_su_mean", "x", 40.0, Lower),
+    ("enqueue_vs_copy", "x", 2.0, Lower),
+    ("enqueue_known_vs_copy", "x", 0.3, Lower),
+    ("depfail_vs_update", "x", 5.0, Lower),
+    ("wakeup_write_tps", "x", 0.95, Higher),
+    ("wakeup_p99_ms", "ms", 50.0, Lower),
+    ("logtail_500_core_percent", "%", 10.0, Lower),
+    ("logtail_vs_su", "x", 4.0, Higher),
+    ("idle_500_sessions_core_percent", "%", 5.0, Lower),
+    ("makespan_vs_bound", "x", 1.15, Lower),
+    ("makespan_vs_fifo", "x", 0.9, Lower),
+    ("makespan_vs_bound_16", "x", 1.15, Lower),
+    ("makespan_vs_bound_64", "x", 1.15, Lower),
+    ("makespan_vs_bound_256", "x", 1.15, Lower),
+    ("makespan_vs_fifo_16", "x", 0.9, Lower),
+    ("makespan_vs_fifo_64", "x", 0.9, Lower),
+    ("makespan_vs_fifo_256", "x", 0.9, Lower),
+    ("fairness_p95", "", 0.05, Lower),
+    ("fairness_worst", "", 0.12, Lower),
+];
+
+/// What the command line asks for.
+#[derive(Debug, Default)]
+pub struct Options {
+    only: Vec<String>,
+    json: Option<PathBuf>,
+    /// Settings of PostgreSQL beside the usual ones, to look closer.
+    pub settings: Vec<(String, String)>,
+}
+
+impl Options {
+    /// Reads the command line.
+    pub fn parse(mut arguments: impl Iterator<Item = String>) -> Self {
+        let mut options = Self::default();
+        while let Some(argument) = arguments.next() {
+            match argument.as_str() {
+                "queue" => {}
+                "--json" => options.json = Some(arguments.next().unwrap_or_else(|| usage()).into()),
+                "--only" => options.only.push(arguments.next().unwrap_or_else(|| usage())),
+                "--set" => {
+                    let setting = arguments.next().unwrap_or_else(|| usage());
+                    let (name, value) = setting.split_once('=').unwrap_or_else(|| usage());
+                    options.settings.push((name.to_owned(), value.to_owned()));
+                }
+                _ => usage(),
+            }
+        }
+        options
+    }
+}
+
+fn usage() -> ! {
+    eprintln!("usage: bench queue [--json FILE] [--only TEXT]… [--set POSTGRESQL-SETTING=VALUE]…");
+    std::process::exit(2)
+}
+
+/// What was measured so far.
+pub struct Report<'a> {
+    options: &'a Options,
+    values: Vec<(&'static str, f64)>,
+}
+
+impl<'a> Report<'a> {
+    pub fn new(options: &'a Options) -> Self {
+        Self { options, values: Vec::new() }
+    }
+
+    /// Whether any of these figures is asked for.
+    pub fn wants(&self, figures: &[&str]) -> bool {
+        let only = &self.options.only;
+        only.is_empty() || figures.iter().any(|figure| only.iter().any(|text| figure.contains(text)))
+    }
+
+    /// Takes a figure down, and says so at once.
+    pub fn put(&mut self, name: &str, value: f64) {
+        let (name, unit, target, better) = figure(name);
+        eprintln!("** {}", line(name, value, unit, *target, *better));
+        self.values.push((name, value));
+    }
+
+    /// The table.
+    pub fn print(&self) {
+        let mut table = format!("{:<32} {:>10} {:<3} {:>10}\n", "figure", "value", "", "target");
+        for (name, value) in &self.values {
+            let (name, unit, target, better) = figure(name);
+            let _ = writeln!(table, "{}", line(name, *value, unit, *target, *better));
+        }
+        print!("{table}");
+    }
+
+    /// The file of `--json`.
+    pub fn write(&self) {
+        let Some(path) = &self.options.json else { return };
+        let figures: Vec<_> = self
+            .values
+            .iter()
+            .map(|(name, value)| {
+                let (name, unit, target, better) = figure(name);
+                let better = if *better == Higher { "higher" } else { "lower" };
+                json!({"name": name, "value": value, "unit": unit, "target": target, "better": better})
+            })
+            .collect();
+        let text = json!({"bench": "queue", "figures": figures}).to_string();
+        std::fs::write(path, text).unwrap_or_else(|error| panic!("write {}: {error}", path.display()));
+    }
+}
+
+fn figure(name: &str) -> &'static (&'static str, &'static str, f64, Better) {
+    FIGURES.iter().find(|figure| figure.0 == name).unwrap_or_else(|| panic!("{name} is no figure"))
+}
+
+fn line(name: &str, value: f64, unit: &str, target: f64, better: Better) -> String {
+    let (sign, ok) = match better {
+        Higher => ("≥", value >= target),
+        Lower => ("≤", value <= target),
+    };
+    format!("{name:<32} {value:>10.3} {unit:<3} {sign} {target:>8} {}", if ok { "ok" } else { "MISSED" })
+}
