@@ -278,9 +278,9 @@ CREATE INDEX running_lease ON ci.running (lease_until);
 -- Jobs that may have become nobody's: retention looks at them and, one by one, at their inputs.
 CREATE TABLE ci.orphan (job_id bigint PRIMARY KEY);
 
--- The resolver's inbox. 'e': look at job `subject`; 'u': and whether anybody wants it; 'd': look at what depends on it;
--- 'v': look at everything that evaluation `subject` wants; 'p': profiles, classes or projects changed. `cursor` is how
--- far the fan-out of this event has come.
+-- The resolver's inbox. 'e': look at job `subject`; 'u': and whether anybody wants it; 'd': it ended, look at what
+-- depends on it; 'o': it was opened again, likewise; 'v': look at everything that evaluation `subject` wants; 'p':
+-- profiles, classes or projects changed. `cursor` is how far the fan-out of this event has come.
 CREATE TABLE ci.event (
   id      bigint GENERATED ALWAYS AS IDENTITY (CACHE 32) PRIMARY KEY,
   kind    "char" NOT NULL,

@@ -51,7 +51,7 @@ BEGIN
   WHERE id = ANY (p_jobs);
   INSERT INTO ci.blocked (job_id) SELECT unnest(p_jobs) ON CONFLICT DO NOTHING;
   INSERT INTO ci.event (kind, subject) SELECT 'e', unnest(p_jobs);                          -- event: reopened_is_judged
-  INSERT INTO ci.event (kind, subject) SELECT 'd', unnest(p_jobs);                          -- event: reopened_frees_dependents
+  INSERT INTO ci.event (kind, subject) SELECT 'o', unnest(p_jobs);                          -- event: reopened_frees_dependents
 END $$;
 
 -- One chunk. Positions count from 1: first the chunk's derivations, then p_known (ids from ci.known or an earlier

@@ -235,7 +235,7 @@ BEGIN
   INSERT INTO ci.event (kind, subject) SELECT 'e', job_id FROM due;                         -- event: due_retry_is_judged
 
   SELECT array_agg(x.id ORDER BY x.id) AS ids, coalesce(bool_or(x.kind IN ('v', 'u')), false) AS cancels,
-         coalesce(bool_or(x.kind = 'p'), false) AS profiles, count(*) FILTER (WHERE x.kind = 'd') AS ends
+         coalesce(bool_or(x.kind = 'p'), false) AS profiles, count(*) FILTER (WHERE x.kind IN ('d', 'o')) AS ends
   INTO v_batch FROM (SELECT e.id, e.kind FROM ci.event e ORDER BY e.id LIMIT p_rows) x;
   -- The gate before anything that an ingest could wait for.
   IF v_batch.cancels THEN PERFORM FROM ci.gate FOR UPDATE; END IF;                          -- lock: cancel_gate
@@ -248,19 +248,20 @@ BEGIN
   END IF;
 
   -- Each event's fan-out in the order of job ids from its cursor on, all of them up to p_rows rows together. After a
-  -- success only those that watch it can move; after anything else everything above it, and whoever follows it.
+  -- success only those that watch it can move; after anything else, and once it has been opened again (it may have
+  -- succeeded by now), everything above it and whoever follows it.
   SELECT array_agg(x.job_id), array_agg(x.id), count(*) INTO v_jobs, v_of, v_n FROM (
     SELECT e.id, c.job_id
     FROM unnest(v_batch.ids) u (id) JOIN ci.event e ON e.id = u.id
-    LEFT JOIN ci.job j ON e.kind = 'd' AND j.id = e.subject
+    LEFT JOIN ci.job j ON e.kind IN ('d', 'o') AND j.id = e.subject
     CROSS JOIN LATERAL (
       SELECT e.subject AS job_id WHERE e.kind IN ('e', 'u')
-      UNION ALL (SELECT b.job_id FROM ci.blocked b WHERE j.state IN ('succeeded', 'cached') AND b.watch = j.id AND b.job_id > e.cursor
+      UNION ALL (SELECT b.job_id FROM ci.blocked b WHERE e.kind = 'd' AND j.state IN ('succeeded', 'cached') AND b.watch = j.id AND b.job_id > e.cursor
                  ORDER BY b.job_id LIMIT p_rows)
       UNION ALL (SELECT y.job_id FROM (
                    (SELECT i.referrer AS job_id FROM ci.job_input i WHERE i.input = j.id AND i.referrer > e.cursor ORDER BY 1 LIMIT p_rows)
                    UNION ALL (SELECT b.job_id FROM ci.blocked b WHERE b.watch = j.id AND b.job_id > e.cursor ORDER BY 1 LIMIT p_rows)) y
-                 WHERE j.state NOT IN ('succeeded', 'cached') ORDER BY y.job_id LIMIT p_rows)
+                 WHERE e.kind = 'o' OR j.state NOT IN ('succeeded', 'cached') ORDER BY y.job_id LIMIT p_rows)
       UNION ALL (SELECT w.job_id FROM ci.want w WHERE e.kind = 'v' AND w.evaluation_id = e.subject AND w.job_id > e.cursor
                  ORDER BY w.job_id LIMIT p_rows)) c
     LIMIT p_rows) x;

@@ -7,8 +7,9 @@ CREATE FUNCTION ci.audit() RETURNS TABLE (violation text, subject text)
        -- Jobs that a waiting event will have looked at.
        told AS MATERIALIZED (
          SELECT subject AS job_id FROM ci.event WHERE kind IN ('e', 'u') UNION SELECT job_id FROM ci.passed_over
-         UNION SELECT i.referrer FROM ci.event e JOIN ci.job_input i ON i.input = e.subject WHERE e.kind = 'd'
-         UNION SELECT b.job_id FROM ci.event e JOIN ci.blocked b ON b.watch = e.subject WHERE e.kind = 'd'
+         UNION SELECT i.referrer FROM ci.event e JOIN ci.job j ON j.id = e.subject JOIN ci.job_input i ON i.input = j.id
+           WHERE e.kind = 'o' OR (e.kind = 'd' AND j.state NOT IN ('succeeded', 'cached'))
+         UNION SELECT b.job_id FROM ci.event e JOIN ci.blocked b ON b.watch = e.subject WHERE e.kind IN ('d', 'o')
          UNION SELECT w.job_id FROM ci.event e JOIN ci.want w ON w.evaluation_id = e.subject WHERE e.kind = 'v'),
        bad AS MATERIALIZED (
          SELECT DISTINCT i.referrer AS job_id FROM ci.job d JOIN ci.job_input i ON i.input = d.id WHERE d.state IN ('failed', 'dep_failed', 'cancelled')),

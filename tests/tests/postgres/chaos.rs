@@ -480,10 +480,13 @@ impl World {
             self.all_end().await;
         }
         let left: Vec<(String, String)> =
-            sqlx::query_as("SELECT drv_path, state::text FROM ci.job WHERE state <> 'succeeded'")
-                .fetch_all(&admin)
-                .await
-                .unwrap();
+            sqlx::query_as(
+                "SELECT j.drv_path, concat_ws(' because of ', j.state, r.drv_path) FROM ci.job j LEFT JOIN ci.job r ON r.id = j.root
+                 WHERE j.state <> 'succeeded'",
+            )
+            .fetch_all(&admin)
+            .await
+            .unwrap();
         let kept = std::mem::take(&mut self.book().kept);
         for (path, state) in left.into_iter().filter(|(path, _)| kept.contains(path)) {
             self.violation(format!("{path} is {state} in the end"));

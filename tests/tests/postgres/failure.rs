@@ -103,6 +103,22 @@ async fn a_rebuild_undoes_what_the_failure_did() {
 }
 
 #[tokio::test]
+async fn a_rebuild_that_succeeds_before_the_resolver_looks_frees_its_dependents() {
+    let (farm, _, node) = Farm::small(1).await;
+    let jobs = farm.queue("main", &[("bad", &[]), ("top", &["bad"])]).await;
+    let claim = farm.claim(&node).await;
+    fail(&farm, &node, &claim).await;
+    people::rebuild(&farm.frontend, jobs["bad"]).await.unwrap();
+    // One row: the job itself is made ready, its dependents are not looked at yet.
+    resolver::step(&farm.operator, 1).await.unwrap();
+    let again = farm.claim(&node).await;
+    farm.succeed(&node, &again).await;
+    farm.settle().await;
+    assert_eq!(farm.state(jobs["top"]).await, "open");
+    farm.assert_sound().await;
+}
+
+#[tokio::test]
 async fn a_rebuild_leaves_failed_what_failed_for_another_reason_too() {
     let (farm, _, node) = Farm::small(2).await;
     let graph: &[(&str, &[&str])] = &[("a", &[]), ("b", &[]), ("middle", &["a", "b"]), ("top", &["middle"])];
