@@ -181,7 +181,7 @@ BEGIN
     PERFORM ci.reopen(ARRAY(SELECT j FROM unnest(v_jobs) j WHERE ci.wanted(j)));
     WITH gone AS (UPDATE ci.job SET state = 'cancelled', root = NULL, error = 'no evaluation wants it any more'
                   WHERE id = ANY (v_jobs) AND state = 'dep_failed' RETURNING id)
-    INSERT INTO ci.event (kind, subject) SELECT 'd', id FROM gone;                          -- event: unwanted_tells_dependents
+    INSERT INTO ci.event (kind, subject) SELECT 'o', id FROM gone;                          -- event: unwanted_tells_dependents
   END IF;
   -- Still dep-failed, but for another reason than the one it names; so are those above it.
   WITH moved AS (UPDATE ci.job j SET root = n.root
@@ -190,7 +190,7 @@ BEGIN
     WHERE i.referrer = c AND d.state IN ('failed', 'dep_failed', 'cancelled') ORDER BY d.depth DESC LIMIT 1) n
   WHERE j.id = c AND j.state = 'dep_failed' AND j.root <> n.root
     AND NOT EXISTS (SELECT FROM ci.job o WHERE o.id = j.root AND o.state IN ('failed', 'cancelled')) RETURNING j.id)
-  INSERT INTO ci.event (kind, subject) SELECT 'd', id FROM moved;                           -- event: new_root_goes_up
+  INSERT INTO ci.event (kind, subject) SELECT 'o', id FROM moved;                           -- event: new_root_goes_up
 
   WITH mine AS MATERIALIZED (SELECT r.job_id FROM ci.ready r WHERE r.job_id = ANY (p_jobs) FOR UPDATE SKIP LOCKED),   -- lock: reconsider_skips_claimed
        lost AS MATERIALIZED (SELECT m.job_id FROM mine m WHERE EXISTS (
@@ -248,8 +248,8 @@ BEGIN
   END IF;
 
   -- Each event's fan-out in the order of job ids from its cursor on, all of them up to p_rows rows together. After a
-  -- success only those that watch it can move; after anything else, and once it has been opened again (it may have
-  -- succeeded by now), everything above it and whoever follows it.
+  -- success only those that watch it can move; after a failure what waits above it, and whoever follows it; once it has
+  -- been opened again (it may have succeeded by now) everything above it, dep-failed jobs too.
   SELECT array_agg(x.job_id), array_agg(x.id), count(*) INTO v_jobs, v_of, v_n FROM (
     SELECT e.id, c.job_id
     FROM unnest(v_batch.ids) u (id) JOIN ci.event e ON e.id = u.id
@@ -259,7 +259,9 @@ BEGIN
       UNION ALL (SELECT b.job_id FROM ci.blocked b WHERE e.kind = 'd' AND j.state IN ('succeeded', 'cached') AND b.watch = j.id AND b.job_id > e.cursor
                  ORDER BY b.job_id LIMIT p_rows)
       UNION ALL (SELECT y.job_id FROM (
-                   (SELECT i.referrer AS job_id FROM ci.job_input i WHERE i.input = j.id AND i.referrer > e.cursor ORDER BY 1 LIMIT p_rows)
+                   (SELECT i.referrer AS job_id FROM ci.job_input i WHERE i.input = j.id AND i.referrer > e.cursor
+                      AND (e.kind = 'o' OR EXISTS (SELECT FROM ci.blocked b WHERE b.job_id = i.referrer) OR EXISTS (SELECT FROM ci.ready r WHERE r.job_id = i.referrer))
+                    ORDER BY 1 LIMIT p_rows)
                    UNION ALL (SELECT b.job_id FROM ci.blocked b WHERE b.watch = j.id AND b.job_id > e.cursor ORDER BY 1 LIMIT p_rows)) y
                  WHERE e.kind = 'o' OR j.state NOT IN ('succeeded', 'cached') ORDER BY y.job_id LIMIT p_rows)
       UNION ALL (SELECT w.job_id FROM ci.want w WHERE e.kind = 'v' AND w.evaluation_id = e.subject AND w.job_id > e.cursor

@@ -114,7 +114,7 @@ async fn a_rebuild_that_succeeds_before_the_resolver_looks_frees_its_dependents(
     let again = farm.claim(&node).await;
     farm.succeed(&node, &again).await;
     farm.settle().await;
-    assert_eq!(farm.state(jobs["top"]).await, "open");
+    assert_eq!(farm.state(jobs["top"]).await, "ready");
     farm.assert_sound().await;
 }
 

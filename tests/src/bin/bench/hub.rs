@@ -132,7 +132,7 @@ async fn stall(bench: &Bench, report: &mut Report<'_>, nixpkgs: &Nixpkgs, templa
         tokio::time::sleep(Duration::from_secs(1)).await;
         measuring.store(true, Ordering::Relaxed);
         let start = Instant::now();
-        holder.complete(&[claim.clone()]).await;
+        holder.complete(std::slice::from_ref(&claim)).await;
         // The hub's own event is the last word: as long as it is there, dependents are left.
         while pending(&farm, claim.fence.job).await {
             tokio::time::sleep(Duration::from_millis(20)).await;
