@@ -64,7 +64,7 @@ BEGIN
     ON CONFLICT (path) DO NOTHING RETURNING path)
   SELECT array_agg(path) INTO v_taken FROM put;
 
-  IF coalesce(cardinality(v_taken), 0) < (SELECT count(*) FROM unnest(p_output_of) o WHERE v_whole[o]) THEN
+  IF cardinality(v_taken) IS DISTINCT FROM cardinality(p_paths) THEN
     INSERT INTO ci.finding (path, canonical_hash, seen_hash, job_id, attempt, node_id)
     SELECT c.path, c.nar_hash, x.nar_hash, p_jobs[x.o], p_attempts[x.o], v_nodes[x.o]
     FROM unnest(p_output_of, p_paths, p_nar_hashes) x (o, path, nar_hash) JOIN ci.canonical c ON c.path = x.path
