@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use harmonia_queue::logins;
 use harmonia_tests::pg::{Database, Options, Server};
 
-use crate::farm::{PASSWORD, POOL_LOGIN};
+use crate::farm::{Farm, PASSWORD, POOL_LOGIN};
 use crate::measure::cpu_of;
 
 /// How often a ratio is taken; the median counts.
@@ -119,15 +119,23 @@ impl Bench {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// Ends every connection to a database, so that it can be copied.
-    pub async fn release(&self, database: Database) {
-        database.admin().close().await;
+    /// Makes a farm into a template; answers its name.
+    pub async fn template(&self, farm: Farm) -> String {
+        farm.tidy().await;
+        let name = farm.database.name().to_owned();
         let sql = format!(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{}'",
-            database.name()
+            "ALTER DATABASE {name} ALLOW_CONNECTIONS false;
+             SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
         );
         self.server.execute(&sql).await;
-        self.server.execute(&format!("ALTER DATABASE {} ALLOW_CONNECTIONS false", database.name())).await;
+        name
+    }
+
+    /// A copy of a template.
+    pub async fn copy(&self, template: &str) -> Farm {
+        let farm = Farm::of(self.server.clone_of(template).await);
+        farm.database.execute("CHECKPOINT").await;
+        farm
     }
 
     /// Removes a database, connections and all.

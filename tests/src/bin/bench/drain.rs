@@ -35,7 +35,7 @@ pub async fn run(bench: &Bench, report: &mut Report<'_>, nixpkgs: &Nixpkgs, temp
     let jobs = nixpkgs.nodes.len() as f64;
     let (mut ratios, mut drains) = (vec![], vec![]);
     for _ in 0..ROUNDS {
-        let farm = phase("a copy of nixpkgs", copy(bench, template)).await;
+        let farm = phase("a copy of nixpkgs", bench.copy(template)).await;
         let su = bench.su(WORKERS).await;
         let drain = phase("drain", drain(&farm, nixpkgs)).await;
         ratios.push(jobs / drain.seconds / su.tps);
@@ -49,23 +49,13 @@ pub async fn run(bench: &Bench, report: &mut Report<'_>, nixpkgs: &Nixpkgs, temp
     report.put("drain_wal_kb_per_job", median(drains.iter().map(|drain| drain.wal / jobs / 1000.0)));
 }
 
-/// A copy of a database that holds the graph.
-pub async fn copy(bench: &Bench, template: &str) -> Farm {
-    let farm = Farm::of(bench.server.clone_of(template).await);
-    farm.database.execute("CHECKPOINT").await;
-    farm
-}
-
-/// A database with the ingested graph, ready to be copied; one x86_64-linux pool, one project, no other setting.
+/// A database with the ingested graph, to be copied; one x86_64-linux pool, one project, no other setting.
 pub async fn template(bench: &Bench, nixpkgs: &Nixpkgs) -> String {
     let farm = Farm::of(bench.server.database().await);
     farm.furnish(1, None).await;
     farm.evaluate(&project(0), nixpkgs.nodes.clone()).await;
     farm.settle().await;
-    farm.tidy().await;
-    let name = farm.database.name().to_owned();
-    bench.release(farm.database).await;
-    name
+    bench.template(farm).await
 }
 
 async fn drain(farm: &Farm, nixpkgs: &Nixpkgs) -> Drain {

@@ -132,9 +132,13 @@ pub async fn independent(farm: &Farm, jobs: usize) {
     }
 }
 
-/// So many ready jobs of one project and class.
-pub async fn simple(farm: &Farm, project: &str, jobs: usize) {
-    farm.evaluate(project, (0..jobs).map(|i| job(&format!("s{i}"), 0, Vec::new())).collect()).await;
+/// A job, and so many that wait for nothing else.
+pub async fn hub(farm: &Farm, project: &str, dependents: usize) {
+    let hub = job("hub", 0, Vec::new());
+    let waiting = |i: usize| job(&format!("h{i}"), i % CLASSES.len(), vec![hub.drv_path.clone()]);
+    let nodes = (0..dependents).map(waiting).chain([hub.clone()]).collect();
+    farm.evaluate(project, nodes).await;
+    farm.settle().await;
 }
 
 /// Projects of these shares, each with more independent jobs than a day of 64 slots takes. Two hundred names: what is
@@ -239,7 +243,7 @@ impl Nixpkgs {
         Self { nodes, outputs: Arc::new(outputs) }
     }
 
-    /// What a build made, be it of nixpkgs or of a synthetic job beside it.
+    /// What a build made.
     pub fn outputs(&self) -> Outputs {
         let outputs = self.outputs.clone();
         let synthetic = synthetic_outputs();

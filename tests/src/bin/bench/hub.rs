@@ -1,5 +1,7 @@
-//! The derivation with 59,360 dependents: what its success does to everybody else, and what its failure costs.
+//! A derivation with as many dependents as the busiest of nixpkgs: what its success does to everybody else, and what its
+//! failure costs.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -9,101 +11,39 @@ use harmonia_queue::{resolver, signer};
 use harmonia_tests::graph::Graph;
 
 use crate::baseline::{Bench, phase};
-use crate::drain::copy;
-use crate::farm::{Farm, Task, Worker, project, together};
-use crate::graphs::{self, Nixpkgs};
+use crate::cycle::workers;
+use crate::farm::{Farm, Task, project, together};
+use crate::graphs::{self, FEATURES, Nixpkgs, PROJECTS};
 use crate::measure::{latency, median};
 use crate::report::Report;
 
-pub const FIGURES: &[&str] = &["hub_stall_vs_su_mean", "resolver_step_vs_su_mean", "depfail_vs_update"];
 /// Each is one big operation on a copy of its own: the median of three counts.
 const ROUNDS: usize = 3;
 const WORKERS: usize = 8;
+/// As bash has in nixpkgs. There most of them watch something deeper when it ends; here all of them watch the hub.
+const DEPENDENTS: usize = 59_360;
 /// Work that has nothing to do with the hub.
 const OTHERS: usize = 40_000;
 
-pub async fn run(bench: &Bench, report: &mut Report<'_>, nixpkgs: &Nixpkgs, template: &str) {
-    if !report.wants(FIGURES) {
+/// Others go on claiming and finishing one by one while the hub's dependents are looked at.
+pub async fn stall(bench: &Bench, report: &mut Report<'_>) {
+    if !report.wants(&["hub_stall_vs_su_mean", "resolver_step_vs_su_mean"]) {
         return;
     }
-    let template = phase("build all that the hub needs", prepare(bench, nixpkgs, template)).await;
-    if report.wants(&FIGURES[..2]) {
-        stall(bench, report, nixpkgs, &template).await;
-    }
-    if report.wants(&FIGURES[2..]) {
-        failure(bench, report, nixpkgs, &template).await;
-    }
-}
-
-/// The path of the hub.
-fn hub() -> String {
-    let graph = Graph::nixpkgs();
-    let dependents = graph.dependents();
-    let hub = (0..graph.nodes.len()).max_by_key(|&at| dependents[at].len()).expect("the graph is not empty");
-    format!("/nix/store/{}", graph.nodes[hub].drv)
-}
-
-/// A copy in which the hub is ready and other work waits beside it.
-async fn prepare(bench: &Bench, nixpkgs: &Nixpkgs, template: &str) -> String {
-    let farm = copy(bench, template).await;
-    farm.furnish(2, None).await;
-    let worker = worker(&farm, nixpkgs, "builder", 1024).await;
-    let hub = hub();
-    let mut held = loop {
-        farm.settle().await;
-        let (hubs, others): (Vec<Claim>, Vec<Claim>) = worker
-            .session
-            .claim(1024)
-            .await
-            .expect("claim")
-            .into_iter()
-            .partition(|claim| claim.drv_path == hub);
-        if !hubs.is_empty() {
-            worker.complete(&others).await;
-            break hubs;
-        }
-        assert!(!others.is_empty(), "the hub never became ready");
-        worker.complete(&others).await;
-    };
-    let held = held.remove(0);
-    worker.session.give_back(&[held.fence], "later").await.expect("give back");
-    worker.session.deregister().await.expect("deregister");
-    graphs::simple(&farm, &project(1), OTHERS).await;
-    farm.settle().await;
-    farm.tidy().await;
-    let name = farm.database.name().to_owned();
-    bench.release(farm.database).await;
-    name
-}
-
-async fn worker(farm: &Farm, nixpkgs: &Nixpkgs, name: &str, slots: i32) -> Worker {
-    let session = farm.session(&farm.builder(), name, slots).await;
-    farm.settle().await;
-    Worker { session, signer: farm.signer.clone(), outputs: nixpkgs.outputs() }
-}
-
-/// Claims until the hub is among them, and gives the rest back.
-async fn claim_hub(farm: &Farm, worker: &Worker) -> Claim {
-    let hub = hub();
-    let (mut hubs, others): (Vec<Claim>, Vec<Claim>) =
-        worker.session.claim(1024).await.expect("claim").into_iter().partition(|claim| claim.drv_path == hub);
-    let fences: Vec<_> = others.iter().map(|claim| claim.fence).collect();
-    worker.session.give_back(&fences, "not the hub").await.expect("give back");
-    farm.settle().await;
-    hubs.pop().expect("the hub is ready")
-}
-
-/// Others go on claiming and finishing one by one while the hub's dependents are looked at.
-async fn stall(bench: &Bench, report: &mut Report<'_>, nixpkgs: &Nixpkgs, template: &str) {
+    let template = phase("a hub with 59,360 dependents, and other work", async {
+        let farm = Farm::of(bench.server.database().await);
+        farm.furnish(PROJECTS, Some(FEATURES)).await;
+        graphs::hub(&farm, &project(0), DEPENDENTS).await;
+        graphs::independent(&farm, OTHERS).await;
+        bench.template(farm).await
+    })
+    .await;
     let (mut stalls, mut steps) = (vec![], vec![]);
     for _ in 0..ROUNDS {
-        let farm = phase("a copy", copy(bench, template)).await;
-        let holder = worker(&farm, nixpkgs, "holder", 1024).await;
-        let claim = claim_hub(&farm, &holder).await;
-        let mut workers = Vec::new();
-        for n in 0..WORKERS {
-            workers.push(worker(&farm, nixpkgs, &format!("other-{n}"), 8).await);
-        }
+        let farm = phase("a copy", bench.copy(&template)).await;
+        let mut workers = workers(&farm, WORKERS + 1, 8).await;
+        let holder = workers.pop().expect("one holds the hub");
+        let claim = hub(&holder.session.claim(1).await.expect("claim"));
         let su = bench.su(WORKERS).await;
 
         let (measuring, over) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
@@ -183,15 +123,48 @@ async fn pending(farm: &Farm, job: i64) -> bool {
         .expect("look at the events")
 }
 
-/// The hub fails for good: until its last dependent has, over one UPDATE of the same rows in a copy.
-async fn failure(bench: &Bench, report: &mut Report<'_>, nixpkgs: &Nixpkgs, template: &str) {
+/// The hub is first in line: the longest chain is above it, in the oldest evaluation.
+fn hub(claims: &[Claim]) -> Claim {
+    let hub = claims.iter().find(|claim| claim.drv_path.ends_with("-hub.drv"));
+    hub.expect("the hub is first in line").clone()
+}
+
+/// The busiest derivation of nixpkgs fails for good: until its last dependent has, over one UPDATE of the same rows in a
+/// copy.
+pub async fn failure(bench: &Bench, report: &mut Report<'_>) {
+    if !report.wants(&["depfail_vs_update"]) {
+        return;
+    }
+    let (template, path) = phase("nixpkgs, built up to its busiest derivation", async {
+        let farm = Farm::of(bench.server.database().await);
+        farm.furnish(1, None).await;
+        let (mut nixpkgs, graph) = (Nixpkgs::read(false), Graph::nixpkgs());
+        let dependents = graph.dependents();
+        let busiest = (0..graph.nodes.len()).max_by_key(|&at| dependents[at].len()).expect("nodes");
+        let path = nixpkgs.nodes[busiest].drv_path.clone();
+        let below: HashSet<String> = graph
+            .closure(&[busiest])
+            .nodes
+            .into_iter()
+            .map(|node| format!("/nix/store/{}", node.drv))
+            .collect();
+        for node in &mut nixpkgs.nodes {
+            node.cached = node.drv_path != path && below.contains(&node.drv_path);
+        }
+        farm.evaluate(&project(0), nixpkgs.nodes).await;
+        farm.settle().await;
+        (bench.template(farm).await, path)
+    })
+    .await;
     let mut ratios = vec![];
     for _ in 0..ROUNDS {
-        let farm = phase("a copy", copy(bench, template)).await;
-        let worker = worker(&farm, nixpkgs, "builder", 1024).await;
-        let claim = claim_hub(&farm, &worker).await;
+        let farm = phase("a copy", bench.copy(&template)).await;
+        let session = farm.session(&farm.builder(), "builder", 1024).await;
+        farm.settle().await;
+        let claims = session.claim(1024).await.expect("claim");
+        let claim = claims.iter().find(|claim| claim.drv_path == path).expect("it is ready");
         let start = Instant::now();
-        assert!(worker.session.fail(claim.fence, Failure::BuildError, "it is broken").await.expect("fail"));
+        assert!(session.fail(claim.fence, Failure::BuildError, "it is broken").await.expect("fail"));
         resolver::settle(&farm.signer).await.expect("settle");
         let cascade = start.elapsed().as_secs_f64();
         let failed: Vec<i64> =
@@ -201,7 +174,7 @@ async fn failure(bench: &Bench, report: &mut Report<'_>, nixpkgs: &Nixpkgs, temp
                 .expect("read the dependents");
         bench.drop(farm.database).await;
 
-        let farm = phase("a copy", copy(bench, template)).await;
+        let farm = phase("a copy", bench.copy(&template)).await;
         let start = Instant::now();
         let update =
             "UPDATE ci.job SET state = 'dep_failed', root = $2, ended_at = ci.clock() WHERE id = ANY ($1)";

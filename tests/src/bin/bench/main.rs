@@ -31,6 +31,8 @@ async fn main() {
     literal::run(&bench, &mut report).await;
     cycle::run(&bench, &mut report).await;
     nixpkgs::run(&bench, &mut report).await;
+    hub::stall(&bench, &mut report).await;
+    hub::failure(&bench, &mut report).await;
     wakeup::cost(&bench, &mut report).await;
     wakeup::latency(&bench, &mut report).await;
     background::logs(&bench, &mut report).await;

@@ -156,12 +156,7 @@ pub async fn makespan(bench: &Bench, report: &mut Report<'_>) {
     let plan = Plan::new(&nixpkgs);
     let mut farms = Vec::new();
     for slots in SIZES {
-        farms.push((
-            slots,
-            Farm::of(bench.server.clone_of(&template).await),
-            nixpkgs.outputs(),
-            plan.by_path.clone(),
-        ));
+        farms.push((slots, bench.copy(&template).await, nixpkgs.outputs(), plan.by_path.clone()));
     }
     let simulated = phase(
         "build nixpkgs three times",

@@ -21,7 +21,7 @@ const SLICE: Duration = Duration::from_secs(4);
 /// How often an idle builder looks without being told.
 const POLL: Duration = Duration::from_secs(5);
 /// Jobs made ready one at a time.
-const CHAIN: usize = 300;
+const CHAIN: usize = 200;
 
 /// 32 writers go through whole cycles while as many builders listen; the resolver tells them, or does not.
 pub async fn cost(bench: &Bench, report: &mut Report<'_>) {
