@@ -136,7 +136,9 @@ BEGIN
        shared AS (SELECT m.job_id FROM made m WHERE EXISTS (SELECT FROM ci.canonical c WHERE c.path = m.path)
                   UNION SELECT x FROM made m JOIN ci.output o ON o.path = m.path CROSS JOIN LATERAL unnest(ARRAY[m.job_id, o.job_id]) x WHERE o.job_id <> m.job_id
                   UNION SELECT unnest(array_agg(m.job_id)) FROM made m WHERE m.path IS NOT NULL GROUP BY m.path HAVING count(*) > 1),
-       twins AS (INSERT INTO ci.twin SELECT job_id FROM shared ORDER BY 1 ON CONFLICT DO NOTHING)
+       twins AS (INSERT INTO ci.twin SELECT job_id FROM shared ORDER BY 1 ON CONFLICT DO NOTHING),
+       -- One that waits for its inputs may follow the new one instead.
+       told AS (INSERT INTO ci.event (kind, subject) SELECT 'e', s.job_id FROM shared s JOIN ci.blocked b USING (job_id))   -- event: twin_is_followed
   INSERT INTO ci.output (job_id, name, path) SELECT job_id, name, path FROM made ON CONFLICT DO NOTHING;
   INSERT INTO ci.job_input (referrer, input)
   SELECT v_ids[o], v_all[i] FROM unnest(p_edge_of, p_edge_to) e (o, i) WHERE v_fresh[o] ORDER BY 1, 2 ON CONFLICT DO NOTHING;

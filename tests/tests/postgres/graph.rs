@@ -228,6 +228,21 @@ async fn of_derivations_that_share_a_path_one_is_ready() {
 }
 
 #[tokio::test]
+async fn a_derivation_that_waits_follows_one_that_comes_later() {
+    let (farm, _, node) = Farm::small(2).await;
+    let waiting = farm.queue("main", &[("base", &[]), ("source", &["base"])]).await;
+    let base = farm.claim(&node).await;
+    farm.evaluate_nodes("main", vec![twin("mirror", "source", &[])]).await;
+    farm.settle().await;
+    let mirror = farm.claim(&node).await;
+    farm.succeed(&node, &mirror).await;
+    farm.settle().await;
+    assert_eq!(farm.state(waiting["source"]).await, "succeeded");
+    node.give_back(&[base.fence], "not needed").await.unwrap();
+    farm.assert_sound().await;
+}
+
+#[tokio::test]
 async fn a_follower_takes_over_when_its_leader_fails() {
     let (farm, _, node) = Farm::small(2).await;
     farm.queue("main", &[("source", &[])]).await;
