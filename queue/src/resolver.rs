@@ -16,6 +16,10 @@ pub const STEP_ROWS: i32 = 500;
 const WAKE_EVERY: Duration = Duration::from_millis(20);
 /// Without a nudge it looks this often.
 const POLL: Duration = Duration::from_millis(500);
+/// A step costs about a millisecond however little it finds: after a small one, more is let gather.
+const GATHER: Duration = Duration::from_millis(5);
+/// So few events are a small step.
+const SMALL: i32 = STEP_ROWS / 5;
 /// Somebody else is at it, but may not have seen what we were nudged for.
 const BUSY: Duration = Duration::from_millis(10);
 
@@ -78,13 +82,15 @@ impl Resolver {
             match step(db, STEP_ROWS).await {
                 Ok(step) if step.busy => tokio::time::sleep(BUSY).await,
                 Ok(step) => {
-                    let idle = step.events == 0;
+                    let (idle, small) = (step.events == 0, step.events < SMALL);
                     wake.add(step);
                     if let Err(error) = wake.send(db, idle).await {
                         tracing::warn!(%error, "could not wake builders; they poll");
                     }
                     if idle {
                         let _ = timeout(POLL, self.nudged.notified()).await;
+                    } else if small {
+                        tokio::time::sleep(GATHER).await;
                     }
                 }
                 Err(error) => {
