@@ -16,7 +16,7 @@ CREATE FUNCTION ci.secret_hash(p_secret text) RETURNS bytea LANGUAGE sql STABLE 
 
 -- A name without its version, as Nix splits it: what follows the first dash that no letter follows.
 CREATE FUNCTION ci.name_of(p_drv_path text) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE
-  AS $$ SELECT regexp_replace(regexp_replace(p_drv_path, '^.*/[a-z0-9]{32}-|\.drv$', '', 'g'), '-[^A-Za-z].*$', '') $$;
+  AS $$ SELECT regexp_replace(left(substr(split_part(p_drv_path, '/', -1), 34), -4), '-[^A-Za-z].*$', '') $$;
 
 CREATE FUNCTION ci.refuse(p_state text, p_sentence text) RETURNS void LANGUAGE plpgsql
   AS $$ BEGIN RAISE EXCEPTION USING ERRCODE = p_state, MESSAGE = p_sentence; END $$;

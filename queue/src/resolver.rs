@@ -11,7 +11,7 @@ use crate::listen::{Channel, notify};
 use crate::{Db, Result};
 
 /// Rows a step touches at most: some 20 ms of work, so that nobody waits long for what it locks.
-pub const STEP_ROWS: i32 = 500;
+pub const STEP_ROWS: i32 = 250;
 /// Wake-ups are sent this far apart at least, each for all that became ready meanwhile.
 const WAKE_EVERY: Duration = Duration::from_millis(20);
 /// Without a nudge it looks this often.
