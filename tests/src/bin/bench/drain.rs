@@ -80,7 +80,7 @@ async fn drain(farm: &Farm, nixpkgs: &Nixpkgs) -> Drain {
                     return;
                 }
                 tokio::select! {
-                    () = ears.heard.notified() => {}
+                    () = ears.wait() => {}
                     () = over => return,
                 }
             }

@@ -172,7 +172,7 @@ impl Worker {
 
 /// Wake-ups as a builder hears them: any number since it last looked is one.
 pub struct Ears {
-    pub heard: Arc<Notify>,
+    heard: Arc<Notify>,
     #[expect(dead_code, reason = "ends with it")]
     task: Task<()>,
 }
@@ -190,5 +190,10 @@ impl Ears {
             }
         }));
         Self { heard, task }
+    }
+
+    /// Until there is a reason to look, heard since the last time or yet to come.
+    pub async fn wait(&self) {
+        self.heard.notified().await;
     }
 }

@@ -122,7 +122,7 @@ pub async fn latency(bench: &Bench, report: &mut Report<'_>) {
                 if let Some(claim) = worker.session.claim(1).await.expect("claim").pop() {
                     let _ = claimed.send((Instant::now(), worker.clone(), claim));
                 }
-                ears.heard.notified().await;
+                ears.wait().await;
             }
         })));
     }
