@@ -116,7 +116,8 @@ CREATE TABLE ci.profile (
   weights   float8[] NOT NULL DEFAULT '{}',   -- 1 / shares
   tops      smallint[] NOT NULL DEFAULT '{}',
   limits    int[] NOT NULL DEFAULT '{}',      -- max_concurrent, NULL for none
-  firsts    int[] NOT NULL DEFAULT '{}',
+  whole     bool[] NOT NULL DEFAULT '{}',     -- these are all lanes of the project
+  firsts    int[] NOT NULL DEFAULT '{}',      -- and one past the last lane
   lanes     int[] NOT NULL DEFAULT '{}',
   UNIQUE (pool_id, systems, features, mandatory)
 ) WITH (fillfactor = 50);
@@ -247,13 +248,15 @@ CREATE INDEX ready_avoid ON ci.ready (job_id) WHERE avoid IS NOT NULL;
 -- How the lanes see a ready job, in claiming order: one row per lane that may claim it. Only the owner of the `ready`
 -- row (its lock) writes its offers, so claims of one job through two lanes meet at that row and nowhere else.
 CREATE TABLE ci.offer (
+  project_id    int NOT NULL,
   lane_id       int NOT NULL,
   urgency       smallint NOT NULL,               -- minus the manual priority
   evaluation_id bigint NOT NULL,                 -- the oldest that wants it in this lane
   shortness     int NOT NULL,                    -- minus height
   job_id        bigint NOT NULL,
-  PRIMARY KEY (lane_id, urgency, evaluation_id, shortness, job_id)
+  PRIMARY KEY (project_id, urgency, evaluation_id, shortness, job_id)
 );
+CREATE INDEX offer_lane ON ci.offer (lane_id, urgency, evaluation_id, shortness, job_id);
 CREATE INDEX offer_job ON ci.offer (job_id);
 
 CREATE SEQUENCE ci.attempt_number CACHE 32;
@@ -262,6 +265,7 @@ CREATE TABLE ci.running (
   job_id      bigint PRIMARY KEY,
   attempt     bigint NOT NULL,
   session_id  bigint NOT NULL,
+  node_id     int NOT NULL,
   lane_id     int NOT NULL,                      -- the lane that pays
   phase       ci.phase NOT NULL DEFAULT 'building',
   cancelled   bool NOT NULL DEFAULT false,

@@ -38,13 +38,16 @@ CREATE FUNCTION ci.fits(p_systems text[], p_features text[], p_mandatory text[],
      AND p_mandatory <@ c.features               -- and it asks for what the node demands   -- fence: fits_mandatory
 $$;
 
--- The session that speaks, if it is who it says. The login is compared too: a stolen secret is of no use elsewhere.
+-- Is the session who it says? The login is compared too: a stolen secret is of no use elsewhere.
+CREATE FUNCTION ci.speaks(s ci.session, p_secret text) RETURNS bool LANGUAGE sql STABLE AS $$
+  SELECT true
+     AND s.secret_hash = ci.secret_hash(p_secret)                                           -- fence: session_secret
+     AND s.login = session_user                                                             -- fence: session_login
+     AND s.ended_at IS NULL                                                                 -- fence: session_ended
+$$;
+
 CREATE FUNCTION ci.own_session(p_session bigint, p_secret text) RETURNS SETOF ci.session LANGUAGE sql STABLE AS $$
-  SELECT s.* FROM ci.session s
-  WHERE s.id = p_session
-    AND s.secret_hash = ci.secret_hash(p_secret)                                            -- fence: session_secret
-    AND s.login = session_user                                                              -- fence: session_login
-    AND s.ended_at IS NULL                                                                  -- fence: session_ended
+  SELECT s.* FROM ci.session s WHERE s.id = p_session AND ci.speaks(s, p_secret)
 $$;
 
 CREATE FUNCTION ci.require_session(p_session bigint, p_secret text) RETURNS ci.session LANGUAGE plpgsql STABLE AS $$
@@ -76,7 +79,8 @@ CREATE FUNCTION ci.rank() RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   WITH mine AS (
     SELECT p.id AS profile_id, l.project_id, l.id AS lane_id, l.top, l.active, (l.used + l.inflight) / pr.shares AS ratio,
-           1.0 / pr.shares AS weight, pr.max_concurrent AS most
+           1.0 / pr.shares AS weight, pr.max_concurrent AS most,
+           (SELECT count(*) FROM ci.lane o WHERE o.project_id = pr.id AND o.active) AS all_active
     FROM ci.profile p
     JOIN ci.lane l ON l.class_id = ANY (p.classes)
     JOIN ci.project pr ON pr.id = l.project_id
@@ -86,7 +90,8 @@ BEGIN
      AND pr.deleted_at IS NULL),
   turn AS (
     SELECT profile_id, project_id, sum(ratio) AS rank, min(weight) AS weight, max(top) FILTER (WHERE active) AS top,
-           min(most) AS most, array_agg(lane_id ORDER BY lane_id) FILTER (WHERE active) AS lanes
+           min(most) AS most, array_agg(lane_id ORDER BY lane_id) FILTER (WHERE active) AS lanes,
+           count(*) FILTER (WHERE active) = min(all_active) AS whole
     FROM mine GROUP BY profile_id, project_id HAVING bool_or(active)),
   placed AS (
     SELECT *, sum(cardinality(lanes)) OVER w - cardinality(lanes) + 1 AS first FROM turn
@@ -97,15 +102,16 @@ BEGIN
   row AS (
     SELECT profile_id, array_agg(project_id ORDER BY first) AS projects, array_agg(rank ORDER BY first) AS ranks,
            array_agg(weight::float8 ORDER BY first) AS weights, array_agg(top ORDER BY first) AS tops,
-           array_agg(most ORDER BY first) AS limits, array_agg(first::int ORDER BY first) AS firsts
+           array_agg(most ORDER BY first) AS limits,
+           array_agg(whole ORDER BY first) AS whole, array_agg(first::int ORDER BY first) || (sum(cardinality(lanes)) + 1)::int AS firsts
     FROM placed GROUP BY profile_id)
   UPDATE ci.profile p
   SET projects = coalesce(r.projects, '{}'), ranks = coalesce(r.ranks, '{}'), weights = coalesce(r.weights, '{}'),
-      tops = coalesce(r.tops, '{}'), limits = coalesce(r.limits, '{}'), firsts = coalesce(r.firsts, '{}'),
+      tops = coalesce(r.tops, '{}'), limits = coalesce(r.limits, '{}'), whole = coalesce(r.whole, '{}'), firsts = coalesce(r.firsts, '{}'),
       lanes = coalesce(f.lanes, '{}')
   FROM ci.profile q LEFT JOIN row r ON r.profile_id = q.id LEFT JOIN flat f ON f.profile_id = q.id
-  WHERE q.id = p.id AND (p.projects, p.ranks, p.tops, p.limits, p.lanes, p.weights) IS DISTINCT FROM
-    (coalesce(r.projects, '{}'), coalesce(r.ranks, '{}'), coalesce(r.tops, '{}'), coalesce(r.limits, '{}'), coalesce(f.lanes, '{}'), coalesce(r.weights, '{}'));
+  WHERE q.id = p.id AND (p.projects, p.ranks, p.tops, p.limits, p.whole, p.lanes, p.weights) IS DISTINCT FROM (coalesce(r.projects, '{}'),
+    coalesce(r.ranks, '{}'), coalesce(r.tops, '{}'), coalesce(r.limits, '{}'), coalesce(r.whole, '{}'), coalesce(f.lanes, '{}'), coalesce(r.weights, '{}'));
 END $$;
 
 -- Lets go of everything a session holds, as interruptions. Accepted results stay: a signer completes them.

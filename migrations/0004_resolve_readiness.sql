@@ -28,9 +28,9 @@ END $$;
 
 -- The lanes through which jobs may be claimed: every project with a live evaluation that wants it. An outside change's
 -- lane counts only where no trusted evaluation wants the job: a trusted result is never built among the untrusted.
-CREATE FUNCTION ci.lanes_of(p_jobs bigint[]) RETURNS TABLE (job_id bigint, lane_id int, evaluation_id bigint)
+CREATE FUNCTION ci.lanes_of(p_jobs bigint[]) RETURNS TABLE (job_id bigint, project_id int, lane_id int, evaluation_id bigint)
   LANGUAGE sql STABLE AS $$
-  SELECT x.job_id, l.id, x.evaluation_id FROM (
+  SELECT x.job_id, l.project_id, l.id, x.evaluation_id FROM (
     SELECT w.job_id, e.project_id, e.tier, min(e.id) AS evaluation_id, min(e.tier) OVER (PARTITION BY w.job_id) AS trust
     FROM ci.want w JOIN ci.evaluation e ON e.id = w.evaluation_id AND e.state IN ('evaluating', 'complete')
     WHERE w.job_id = ANY (p_jobs) GROUP BY w.job_id, e.project_id, e.tier) x
@@ -45,8 +45,8 @@ CREATE FUNCTION ci.offer_jobs(p_jobs bigint[]) RETURNS int[] LANGUAGE plpgsql AS
 DECLARE v_lanes int[]; v_tops smallint[];
 BEGIN
   DELETE FROM ci.offer WHERE job_id = ANY (p_jobs);
-  WITH o AS (INSERT INTO ci.offer (lane_id, urgency, evaluation_id, shortness, job_id)
-             SELECT n.lane_id, -j.priority, n.evaluation_id, -j.height, n.job_id
+  WITH o AS (INSERT INTO ci.offer (project_id, lane_id, urgency, evaluation_id, shortness, job_id)
+             SELECT n.project_id, n.lane_id, -j.priority, n.evaluation_id, -j.height, n.job_id
              FROM ci.lanes_of(p_jobs) n JOIN ci.job j ON j.id = n.job_id RETURNING lane_id, urgency)
   SELECT array_agg(lane_id), array_agg(top) INTO v_lanes, v_tops FROM (SELECT lane_id, -min(urgency) AS top FROM o GROUP BY lane_id) x;
   -- In nobody's lane: given back, or freed, after its last evaluation had ended.
@@ -78,6 +78,9 @@ BEGIN
                   FROM (SELECT node_id, avg(ln(greatest(least(d.p50 / greatest(m.seconds, 0.1), 10), 0.1))) AS gain
                         FROM names m JOIN ci.duration d USING (name) WHERE cardinality(d.recent) >= 3 AND d.p50 > 1 GROUP BY node_id) s
                   WHERE n.id = s.node_id AND n.id = ANY (ARRAY(SELECT m.id FROM ci.node m FOR NO KEY UPDATE SKIP LOCKED))),
+       -- A success ends a row of failures that were the node's own.
+       recovered AS (UPDATE ci.session SET streak = 0 WHERE id = ANY (ARRAY(
+                       SELECT s.id FROM ci.session s WHERE s.streak > 0 AND s.ended_at IS NULL AND s.node_id IN (SELECT node_id FROM names) FOR UPDATE SKIP LOCKED))),
        known AS (INSERT INTO ci.duration AS d (name, recent, p50)
                  SELECT name, (array_agg(seconds))[1:15], percentile_disc(0.5) WITHIN GROUP (ORDER BY seconds) FROM names GROUP BY name
                  ON CONFLICT (name) DO UPDATE SET recent = (EXCLUDED.recent || d.recent)[1:15],

@@ -15,16 +15,16 @@ END $$;
 
 -- Ends attempts: the running row goes, history and ledger stay. p_charge: interrupted time is free.
 CREATE FUNCTION ci.end_attempts(p_jobs bigint[], p_outcome text, p_message text, p_charge bool) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE v_now timestamptz := ci.clock();
+DECLARE v_now timestamptz := ci.clock(); v_limited bigint[];
 BEGIN
   WITH gone AS (DELETE FROM ci.running WHERE job_id = ANY (p_jobs) RETURNING *),
        paid AS (INSERT INTO ci.ledger (lane_id, seconds, job_id, node_id)
-                SELECT g.lane_id, extract(epoch FROM coalesce(g.uploaded_at, v_now) - g.claimed_at),
-                       CASE WHEN p_outcome = 'succeeded' THEN g.job_id END, s.node_id
-                FROM gone g JOIN ci.session s ON s.id = g.session_id WHERE p_charge),
-       freed AS (UPDATE ci.permit m SET job_id = NULL FROM gone g WHERE g.permit AND m.job_id = g.job_id)
-  INSERT INTO ci.attempt (id, job_id, session_id, lane_id, claimed_at, ended_at, outcome, message)
-  SELECT attempt, job_id, session_id, lane_id, claimed_at, v_now, p_outcome, p_message FROM gone;
+                SELECT lane_id, extract(epoch FROM coalesce(uploaded_at, v_now) - claimed_at), CASE WHEN p_outcome = 'succeeded' THEN job_id END, node_id
+                FROM gone WHERE p_charge),
+       kept AS (INSERT INTO ci.attempt (id, job_id, session_id, lane_id, claimed_at, ended_at, outcome, message)
+                SELECT attempt, job_id, session_id, lane_id, claimed_at, v_now, p_outcome, p_message FROM gone)
+  SELECT array_agg(job_id) INTO v_limited FROM gone WHERE permit;
+  IF v_limited IS NOT NULL THEN UPDATE ci.permit SET job_id = NULL WHERE job_id = ANY (v_limited); END IF;
 END $$;
 
 -- Builds that did not end: back into the queue with interruptions + 1. Ten without an end are one.
@@ -66,7 +66,9 @@ CREATE FUNCTION ci.start_upload(p_session bigint, p_secret text, p_jobs bigint[]
 BEGIN
   PERFORM ci.require_session(p_session, p_secret), ci.require_few(p_jobs);
   RETURN QUERY UPDATE ci.running r SET phase = 'uploading', uploaded_at = ci.clock()
-    WHERE r.job_id = ANY (ARRAY(SELECT o.job_id FROM ci.own_attempts(p_session, p_jobs, p_attempts) o))
+    WHERE r.job_id = ANY (p_jobs)
+      AND r.attempt = p_attempts[array_position(p_jobs, r.job_id)]                          -- fence: upload_attempt
+      AND r.session_id = p_session                                                          -- fence: upload_session
       AND r.phase = 'building'                                                              -- fence: upload_phase
     RETURNING r.job_id;
 END $$;
@@ -115,7 +117,7 @@ BEGIN
   END IF;
   -- A whole store path, so that any word of the derivation's text is not one.
   IF NOT coalesce(p_path ~ '^/[^ ]*/[0-9a-z]{32}-[^/ ]{1,211}$', false) OR NOT EXISTS (SELECT FROM ci.job_input i JOIN ci.output o ON o.job_id = i.input
-                 CROSS JOIN LATERAL ci.closure(ARRAY[o.path]) c WHERE i.referrer = p_job AND p_path = ANY (c.paths))
+                 CROSS JOIN LATERAL ci.reachable(ARRAY[o.path]) c WHERE i.referrer = p_job AND c.path = p_path)
      AND NOT EXISTS (SELECT FROM ci.aterm a WHERE a.job_id = p_job AND position(convert_to(p_path, 'UTF8') IN a.text) > 0) THEN
     PERFORM ci.refuse('HC002', format('%s is no input of job %s', left(p_path, 300), p_job));
   END IF;

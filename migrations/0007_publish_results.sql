@@ -2,12 +2,11 @@
 -- there, finish once the narinfos are. A crash between them leaves an accepted record that any signer completes.
 
 -- A builder's fence as a signer hears it: the secret decides, not the login.
-CREATE FUNCTION ci.claim_of(p_session bigint, p_secret text, p_job bigint, p_attempt bigint) RETURNS SETOF ci.running LANGUAGE sql STABLE AS $$
-  SELECT r.* FROM ci.running r JOIN ci.session s ON s.id = r.session_id
-  WHERE r.job_id = p_job
-    AND r.attempt = p_attempt                                                               -- fence: claim_attempt
-    AND r.session_id = p_session                                                            -- fence: claim_session_id
-    AND s.secret_hash = ci.secret_hash(p_secret)                                            -- fence: claim_secret
+CREATE FUNCTION ci.holds(r ci.running, s ci.session, p_session bigint, p_secret text, p_attempt bigint) RETURNS bool LANGUAGE sql STABLE AS $$
+  SELECT true
+     AND r.attempt = p_attempt                                                              -- fence: claim_attempt
+     AND r.session_id = p_session                                                           -- fence: claim_session_id
+     AND s.secret_hash = ci.secret_hash(p_secret)                                           -- fence: claim_secret
 $$;
 
 -- What a live claim may produce; no row if the claim is not live.
@@ -15,9 +14,9 @@ CREATE FUNCTION ci.check_claim(p_session bigint, p_secret text, p_job bigint, p_
   RETURNS TABLE (drv_path text, node_id int, phase text, output_names text[], output_paths text[])
   LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   SELECT j.drv_path, s.node_id, r.phase::text, array_agg(o.name ORDER BY o.name), array_agg(o.path ORDER BY o.name)
-  FROM ci.claim_of(p_session, p_secret, p_job, p_attempt) r JOIN ci.session s ON s.id = r.session_id
-  JOIN ci.job j ON j.id = r.job_id JOIN ci.output o ON o.job_id = j.id
-  WHERE NOT r.cancelled                                                                     -- fence: claim_cancelled
+  FROM ci.running r JOIN ci.session s ON s.id = r.session_id JOIN ci.job j ON j.id = r.job_id JOIN ci.output o ON o.job_id = j.id
+  WHERE r.job_id = p_job AND ci.holds(r, s, p_session, p_secret, p_attempt)
+    AND NOT r.cancelled                                                                     -- fence: claim_cancelled
   GROUP BY j.drv_path, s.node_id, r.phase
 $$;
 
@@ -32,66 +31,73 @@ CREATE FUNCTION ci.accept(p_sessions bigint[], p_secrets text[], p_jobs bigint[]
   RETURNS TABLE (job_id bigint, verdict text)
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
-DECLARE v_live bool[]; v_held bool[]; v_nodes int[]; v_whole bool[]; v_taken text[]; v_mixed bool[];
+DECLARE
+  v_nodes int[]; v_of int[]; v_names text[]; v_paths text[]; v_taken text[];
+  v_live int[]; v_held int[]; v_whole int[]; v_mixed int[] := '{}'; v_adopted int[] := '{}';   -- positions in p_jobs
 BEGIN
-  IF cardinality(p_jobs) > 1024 OR cardinality(p_names) > 16384
-     OR EXISTS (SELECT FROM unnest(p_paths, p_refs) u (p, r) WHERE octet_length(p) > 300 OR octet_length(r) > 4194304) THEN
-    PERFORM ci.refuse('HC002', 'accept takes at most 1024 jobs with 16384 outputs, paths of 300 bytes and references of 4 MiB');
+  IF cardinality(p_jobs) > 1024 OR cardinality(p_names) > 16384 OR octet_length(array_to_string(p_refs, '')) > 67108864 THEN
+    PERFORM ci.refuse('HC002', 'accept takes at most 1024 jobs with 16384 outputs and 64 MiB of references');
   END IF;
   -- Locked rows are not waited for, because a builder may keep its own; accepted ones are accepted again (a signer's answer may have been lost).
-  SELECT array_agg(r.job_id IS NOT NULL ORDER BY u.n), array_agg(r.node_id ORDER BY u.n) INTO v_live, v_nodes
-  FROM unnest(p_sessions, p_secrets, p_jobs, p_attempts) WITH ORDINALITY u (session_id, secret, job_id, attempt, n)
-  LEFT JOIN LATERAL (SELECT c.job_id, s.node_id FROM ci.claim_of(u.session_id, u.secret, u.job_id, u.attempt) c
-                     JOIN ci.session s ON s.id = c.session_id) r ON true;
-  SELECT array_agg(v_live[u.n] AND r.job_id IS NOT NULL ORDER BY u.n) INTO v_held
-  FROM unnest(p_jobs) WITH ORDINALITY u (job_id, n) LEFT JOIN (
-    SELECT q.job_id, q.attempt FROM ci.running q WHERE q.job_id = ANY (p_jobs)
-    ORDER BY q.job_id FOR UPDATE SKIP LOCKED) r ON r.job_id = u.job_id AND r.attempt = p_attempts[u.n];   -- lock: accept_running
-  -- Every output of the derivation and no other; a path that is not known before the build is what it came out as.
-  SELECT array_agg(v_held[u.n] AND NOT EXISTS (
-           SELECT FROM (SELECT name, path FROM unnest(p_output_of, p_names, p_paths) x (o, name, path) WHERE x.o = u.n) g
-           FULL JOIN (SELECT o.name, o.path FROM ci.output o WHERE o.job_id = u.job_id) e USING (name)
-           WHERE g.path IS NULL OR e.name IS NULL
-              OR g.path <> e.path)                                                          -- fence: output_path
-         ORDER BY u.n) INTO v_whole
-  FROM unnest(p_jobs) WITH ORDINALITY u (job_id, n);
+  SELECT coalesce(array_agg(x.n), '{}'), array_agg(x.node_id) INTO v_held, v_nodes FROM (
+    SELECT u.n::int, r.node_id FROM unnest(p_sessions, p_secrets, p_jobs, p_attempts) WITH ORDINALITY u (session_id, secret, job_id, attempt, n)
+    JOIN ci.running r ON r.job_id = u.job_id JOIN ci.session s ON s.id = r.session_id
+    WHERE ci.holds(r, s, u.session_id, u.secret, u.attempt)
+    FOR UPDATE OF r SKIP LOCKED) x;                                                         -- lock: accept_running
+  v_live := v_held;
+  IF cardinality(v_held) < cardinality(p_jobs) THEN
+    SELECT coalesce(array_agg(u.n), '{}') INTO v_live
+    FROM unnest(p_sessions, p_secrets, p_jobs, p_attempts) WITH ORDINALITY u (session_id, secret, job_id, attempt, n)
+    JOIN ci.running r ON r.job_id = u.job_id JOIN ci.session s ON s.id = r.session_id WHERE ci.holds(r, s, u.session_id, u.secret, u.attempt);
+  END IF;
+
+  -- Every output of the derivation and no other, where it says. As a whole at first, which is the usual case.
+  SELECT array_agg(u.n::int), array_agg(e.name), array_agg(e.path) INTO v_of, v_names, v_paths
+  FROM unnest(p_jobs) WITH ORDINALITY u (job_id, n) JOIN ci.output e ON e.job_id = u.job_id;
+  v_whole := v_held;
+  IF (v_of = p_output_of AND v_names = p_names AND v_paths = p_paths) IS NOT TRUE THEN
+    SELECT coalesce(array_agg(n), '{}') INTO v_whole FROM unnest(v_held) n WHERE NOT EXISTS (
+      SELECT FROM (SELECT name, path FROM unnest(p_output_of, p_names, p_paths) x (o, name, path) WHERE x.o = n) g
+      FULL JOIN (SELECT name, path FROM unnest(v_of, v_names, v_paths) y (o, name, path) WHERE y.o = n) e USING (name)
+      WHERE g.path IS NULL OR e.name IS NULL OR octet_length(g.path) > 300
+         OR g.path <> e.path);                                                              -- fence: output_path
+    -- A path that is not known before the build is what it came out as.
+    UPDATE ci.output e SET path = x.path FROM unnest(p_output_of, p_names, p_paths) x (o, name, path)
+    WHERE e.job_id = p_jobs[x.o] AND e.name = x.name AND e.path IS NULL AND x.o = ANY (v_whole);
+  END IF;
 
   WITH put AS (
     INSERT INTO ci.canonical (path, nar_hash, nar_size, refs, file_hash, file_size, ca, job_id, attempt, node_id)
-    SELECT x.path, x.nar_hash, x.nar_size, string_to_array(x.refs, ' '), x.file_hash, x.file_size, x.ca, p_jobs[x.o], p_attempts[x.o], v_nodes[x.o]
+    SELECT x.path, x.nar_hash, x.nar_size, string_to_array(x.refs, ' '), x.file_hash, x.file_size, x.ca, p_jobs[x.o], p_attempts[x.o],
+           v_nodes[array_position(v_held, x.o)]
     FROM unnest(p_output_of, p_paths, p_nar_hashes, p_nar_sizes, p_refs, p_file_hashes, p_file_sizes, p_cas) x (o, path, nar_hash, nar_size, refs, file_hash, file_size, ca)
-    WHERE v_whole[x.o] ORDER BY x.path
+    WHERE x.o = ANY (v_whole) ORDER BY x.path
     ON CONFLICT (path) DO NOTHING RETURNING path)
-  SELECT array_agg(path) INTO v_taken FROM put;
+  SELECT coalesce(array_agg(path), '{}') INTO v_taken FROM put;
 
-  IF cardinality(v_taken) IS DISTINCT FROM cardinality(p_paths) THEN
+  IF cardinality(v_taken) < cardinality(p_paths) THEN
     INSERT INTO ci.finding (path, canonical_hash, seen_hash, job_id, attempt, node_id)
-    SELECT c.path, c.nar_hash, x.nar_hash, p_jobs[x.o], p_attempts[x.o], v_nodes[x.o]
+    SELECT c.path, c.nar_hash, x.nar_hash, p_jobs[x.o], p_attempts[x.o], v_nodes[array_position(v_held, x.o)]
     FROM unnest(p_output_of, p_paths, p_nar_hashes) x (o, path, nar_hash) JOIN ci.canonical c ON c.path = x.path
-    WHERE v_whole[x.o] AND c.nar_hash <> x.nar_hash ON CONFLICT DO NOTHING;
-    SELECT array_agg(coalesce(m.mixed, false) ORDER BY u.n) INTO v_mixed
-    FROM generate_subscripts(p_jobs, 1) u (n) LEFT JOIN (
-      SELECT x.o, bool_or(x.path = ANY (v_taken)) AND bool_or(c.nar_hash <> x.nar_hash) AS mixed
-      FROM unnest(p_output_of, p_paths, p_nar_hashes) x (o, path, nar_hash) JOIN ci.canonical c ON c.path = x.path GROUP BY x.o) m ON m.o = u.n;
+    WHERE x.o = ANY (v_whole) AND c.nar_hash <> x.nar_hash ON CONFLICT DO NOTHING;
+    SELECT coalesce(array_agg(o) FILTER (WHERE taken AND differs), '{}'), coalesce(array_agg(o) FILTER (WHERE NOT own), '{}') INTO v_mixed, v_adopted FROM (
+      SELECT x.o, bool_or(x.path = ANY (v_taken)) AS taken, bool_or(c.nar_hash <> x.nar_hash) AS differs, bool_and(c.attempt IS NOT DISTINCT FROM p_attempts[x.o]) AS own
+      FROM unnest(p_output_of, p_paths, p_nar_hashes) x (o, path, nar_hash) JOIN ci.canonical c ON c.path = x.path WHERE x.o = ANY (v_whole) GROUP BY x.o) m;
     DELETE FROM ci.canonical c USING unnest(p_output_of, p_paths) x (o, path)
-    WHERE c.path = x.path AND v_mixed[x.o]
+    WHERE c.path = x.path AND x.o = ANY (v_mixed)
       AND c.path = ANY (v_taken);                                                           -- fence: no_splice
   END IF;
 
-  UPDATE ci.output e SET path = x.path FROM unnest(p_output_of, p_names, p_paths) x (o, name, path)
-  WHERE e.job_id = p_jobs[x.o] AND e.name = x.name AND e.path IS NULL AND v_whole[x.o];
   UPDATE ci.running r SET phase = 'accepted', uploaded_at = coalesce(r.uploaded_at, ci.clock())
-  FROM unnest(p_jobs) WITH ORDINALITY u (job_id, n)
-  WHERE r.job_id = u.job_id AND v_whole[u.n] AND NOT coalesce(v_mixed[u.n], false) AND r.phase <> 'accepted';
-  RETURN QUERY SELECT u.job_id, CASE
-      WHEN NOT v_live[u.n] THEN 'stale'
-      WHEN NOT v_held[u.n] THEN 'busy'
-      WHEN NOT v_whole[u.n] THEN 'incomplete'
-      WHEN coalesce(v_mixed[u.n], false) THEN 'conflict'
-      WHEN EXISTS (SELECT FROM unnest(p_output_of, p_paths) x (o, path) JOIN ci.canonical c ON c.path = x.path
-                   WHERE x.o = u.n AND c.attempt IS DISTINCT FROM p_attempts[u.n]) THEN 'adopted'
-      ELSE 'accepted' END
-    FROM unnest(p_jobs) WITH ORDINALITY u (job_id, n);
+  WHERE r.job_id = ANY (p_jobs) AND r.phase <> 'accepted'
+    AND array_position(p_jobs, r.job_id) = ANY (v_whole)                                    -- fence: accept_whole
+    AND array_position(p_jobs, r.job_id) <> ALL (v_mixed);                                  -- fence: accept_mixed
+  FOR n IN 1 .. cardinality(p_jobs) LOOP
+    job_id := p_jobs[n];
+    verdict := CASE WHEN n <> ALL (v_live) THEN 'stale' WHEN n <> ALL (v_held) THEN 'busy' WHEN n <> ALL (v_whole) THEN 'incomplete'
+                    WHEN n = ANY (v_mixed) THEN 'conflict' WHEN n = ANY (v_adopted) THEN 'adopted' ELSE 'accepted' END;
+    RETURN NEXT;
+  END LOOP;
 END $$;
 
 -- Accepted records that nobody has finished: any signer takes them up. Older first.
@@ -107,22 +113,18 @@ $$;
 -- Published: the job has succeeded, and what waits for it is looked at. Answers the jobs that this call finished.
 CREATE FUNCTION ci.finish(p_jobs bigint[], p_attempts bigint[]) RETURNS SETOF bigint
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE v_jobs bigint[]; v_sessions bigint[];
+DECLARE v_jobs bigint[]; v_job bigint;
 BEGIN
-  SELECT array_agg(x.job_id), array_agg(DISTINCT x.session_id) INTO v_jobs, v_sessions FROM (
-    SELECT r.job_id, r.session_id FROM unnest(p_jobs, p_attempts) u (job_id, attempt) JOIN ci.running r ON r.job_id = u.job_id
+  SELECT array_agg(x.job_id) INTO v_jobs FROM (
+    SELECT r.job_id FROM unnest(p_jobs, p_attempts) u (job_id, attempt) JOIN ci.running r ON r.job_id = u.job_id
     WHERE r.attempt = u.attempt                                                             -- fence: finish_attempt
       AND r.phase = 'accepted'                                                              -- fence: finish_accepted
-    ORDER BY r.job_id FOR UPDATE OF r SKIP LOCKED) x;                                       -- lock: finish_running
+    FOR UPDATE OF r SKIP LOCKED) x;                                                         -- lock: finish_running
   IF v_jobs IS NULL THEN RETURN; END IF;
   PERFORM ci.end_attempts(v_jobs, 'succeeded', NULL, true);
-  UPDATE ci.job SET state = 'succeeded', ended_at = ci.clock(), failure = NULL, error = NULL WHERE id = ANY (v_jobs);
-  INSERT INTO ci.event (kind, subject) SELECT 'd', unnest(v_jobs);                          -- event: finished_tells_dependents
-  IF EXISTS (SELECT FROM ci.session s WHERE s.id = ANY (v_sessions) AND s.streak > 0) THEN
-    UPDATE ci.session SET streak = 0 WHERE id = ANY (ARRAY(
-      SELECT s.id FROM ci.session s WHERE s.id = ANY (v_sessions) AND s.streak > 0 FOR UPDATE SKIP LOCKED));
-  END IF;
-  RETURN QUERY SELECT unnest(v_jobs);
+  WITH ended AS (UPDATE ci.job SET state = 'succeeded', ended_at = ci.clock(), failure = NULL, error = NULL WHERE id = ANY (v_jobs) RETURNING id)
+  INSERT INTO ci.event (kind, subject) SELECT 'd', id FROM ended;                           -- event: finished_tells_dependents
+  FOREACH v_job IN ARRAY v_jobs LOOP RETURN NEXT v_job; END LOOP;
 END $$;
 
 CREATE FUNCTION ci.missing_reports() RETURNS SETOF ci.missing

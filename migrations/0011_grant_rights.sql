@@ -12,7 +12,7 @@ DECLARE
   v_table text;
 BEGIN
   FOR v_grant IN SELECT * FROM (VALUES
-    ('harmonia_builder', ARRAY['register', 'heartbeat', 'claim', 'give_back', 'log_append', 'start_upload', 'fail', 'input_missing', 'deregister']),
+    ('harmonia_builder', ARRAY['register', 'heartbeat', 'claim', 'closure', 'give_back', 'log_append', 'start_upload', 'fail', 'input_missing', 'deregister']),
     ('harmonia_evaluator', ARRAY['create_evaluation', 'known', 'record_paths', 'ingest', 'complete_evaluation', 'end_evaluation']),
     ('harmonia_signer', ARRAY['check_claim', 'accept', 'unpublished', 'finish', 'missing_reports', 'settle_missing', 'forget']),
     ('harmonia_frontend', ARRAY['create_evaluation', 'end_evaluation', 'put_project', 'remove_project', 'rebuild', 'cancel', 'drain', 'resume', 'why']),

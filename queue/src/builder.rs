@@ -1,5 +1,6 @@
 //! What a builder says and hears, under its pool's login.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use sqlx::Row;
@@ -57,8 +58,6 @@ pub struct Claim {
     pub estimate: Duration,
     /// Every output of every input derivation.
     pub inputs: Vec<Input>,
-    /// The run-time closure of the inputs, each with the hash it must have, where one is known.
-    pub closure: Vec<(String, Option<Vec<u8>>)>,
 }
 
 /// An output of an input.
@@ -70,6 +69,8 @@ pub struct Input {
     pub output: String,
     /// Where it is.
     pub path: Option<String>,
+    /// The hash that its NAR must have, where one is known.
+    pub nar_hash: Option<Vec<u8>>,
 }
 
 /// The answer to a heartbeat.
@@ -175,6 +176,15 @@ impl Session {
         rows.iter().map(read_claim).collect()
     }
 
+    /// Everything that these paths reach by references, with the hash it must have, where one is known. For inputs that
+    /// were not checked before: a path's closure never changes.
+    pub async fn closure(&self, paths: &[String]) -> Result<HashMap<String, Option<Vec<u8>>>> {
+        let query =
+            sqlx::query("SELECT * FROM ci.closure($1, $2, $3)").bind(self.id).bind(&self.secret).bind(paths);
+        let rows = self.db.rows(query).await?;
+        rows.iter().map(|row| Ok((row.try_get("path")?, row.try_get("nar_hash")?))).collect()
+    }
+
     /// Says that it lives and what it holds; every 30 s. `stopping_in`: SIGTERM came, so much time is left.
     pub async fn heartbeat(&self, held: &[Fence], stopping_in: Option<Duration>) -> Result<Pulse> {
         let (jobs, attempts) = Fence::columns(held);
@@ -250,17 +260,20 @@ fn read_claim(row: &sqlx::postgres::PgRow) -> Result<Claim> {
     let drvs: Option<Vec<String>> = row.try_get("input_drvs")?;
     let outputs: Option<Vec<String>> = row.try_get("input_outputs")?;
     let paths: Option<Vec<Option<String>>> = row.try_get("input_paths")?;
-    let closure: Option<Vec<Option<String>>> = row.try_get("closure_paths")?;
-    let hashes: Option<Vec<Option<Vec<u8>>>> = row.try_get("closure_hashes")?;
-    let inputs =
-        drvs.unwrap_or_default().into_iter().zip(outputs.unwrap_or_default()).zip(paths.unwrap_or_default());
-    let closure = closure.unwrap_or_default().into_iter().zip(hashes.unwrap_or_default());
+    let hashes: Option<Vec<Option<Vec<u8>>>> = row.try_get("input_hashes")?;
+    let names = drvs.unwrap_or_default().into_iter().zip(outputs.unwrap_or_default());
+    let contents = paths.unwrap_or_default().into_iter().zip(hashes.unwrap_or_default());
+    let inputs = names.zip(contents).map(|((drv_path, output), (path, nar_hash))| Input {
+        drv_path,
+        output,
+        path,
+        nar_hash,
+    });
     Ok(Claim {
         fence: Fence { job: row.try_get("job_id")?, attempt: row.try_get("attempt")? },
         drv_path: row.try_get("drv_path")?,
         aterm: row.try_get::<Option<Vec<u8>>, _>("aterm")?.unwrap_or_default(),
         estimate: Duration::from_secs_f32(row.try_get::<f32, _>("estimate")?.max(0.0)),
-        inputs: inputs.map(|((drv_path, output), path)| Input { drv_path, output, path }).collect(),
-        closure: closure.filter_map(|(path, hash)| Some((path?, hash))).collect(),
+        inputs: inputs.collect(),
     })
 }

@@ -123,6 +123,8 @@ async fn accept_once(db: &Db, results: &[&(Holder, Vec<Output>)]) -> Result<Vec<
     let mut outputs = Vec::new();
     for (position, (_, made)) in (1..).zip(results.iter().copied()) {
         of.extend(std::iter::repeat_n(position, made.len()));
+        let mut made: Vec<&Output> = made.iter().collect();
+        made.sort_by(|a, b| a.name.cmp(&b.name));
         outputs.extend(made);
     }
     fn all<T>(outputs: &[&Output], field: impl Fn(&Output) -> T) -> Vec<T> {

@@ -63,12 +63,12 @@ finds! {
     a_wrong_root_is_found: "a dep-failed job names a root that did not fail"
         after "UPDATE ci.job SET root = job('done') WHERE id = job('above')";
     a_stray_offer_is_found: "an offer of a job that is not ready"
-        after "INSERT INTO ci.offer SELECT lane_id, urgency, evaluation_id, shortness, job('run') FROM ci.offer WHERE job_id = job('leaf')";
+        after "INSERT INTO ci.offer SELECT project_id, lane_id, urgency, evaluation_id, shortness, job('run') FROM ci.offer WHERE job_id = job('leaf')";
     a_missing_offer_is_found: "a ready job is not offered to a project that wants it"
         after "DELETE FROM ci.offer WHERE job_id = job('leaf')";
     an_offer_to_a_stranger_is_found: "a job is offered to a project that does not want it"
         after "INSERT INTO ci.lane (project_id, tier, class_id, active) SELECT p.id, 0, l.class_id, true FROM ci.lane l, ci.project p WHERE p.name = 'other' LIMIT 1;
-               INSERT INTO ci.offer SELECT (SELECT max(id) FROM ci.lane), urgency, evaluation_id, shortness, job_id FROM ci.offer WHERE job_id = job('leaf')";
+               INSERT INTO ci.offer SELECT (SELECT id FROM ci.project WHERE name = 'other'), (SELECT max(id) FROM ci.lane), urgency, evaluation_id, shortness, job_id FROM ci.offer WHERE job_id = job('leaf')";
     an_offer_in_the_wrong_place_is_found: "an offer is out of order"
         after "UPDATE ci.offer SET shortness = 7 WHERE job_id = job('leaf')";
     a_lane_that_sleeps_on_an_offer_is_found: "an offer lies in a lane that nobody asks"

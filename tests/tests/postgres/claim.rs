@@ -1,6 +1,6 @@
 //! What a claim gives to whom.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use futures::future::join_all;
 use harmonia_queue::Error;
@@ -96,9 +96,13 @@ async fn a_claim_brings_the_text_the_inputs_and_what_they_must_be() {
     farm.settle().await;
     let claim = farm.claim(&node).await;
     assert_eq!(claim.aterm, b"Derive(top)");
-    let input = Input { drv_path: drv_path("libc"), output: "out".into(), path: Some(libc.clone()) };
+    let input = Input {
+        drv_path: drv_path("libc"),
+        output: "out".into(),
+        path: Some(libc),
+        nar_hash: Some(vec![7; 32]),
+    };
     assert_eq!(claim.inputs, [input]);
-    assert_eq!(claim.closure, [(libc, Some(vec![7; 32]))]);
 }
 
 #[tokio::test]
@@ -115,11 +119,11 @@ async fn the_closure_of_the_inputs_follows_their_references() {
     let input = Node { cached: true, aterm: None, ..derivation("near", &[]) };
     farm.evaluate_nodes("main", vec![input, derivation("top", &["near"])]).await;
     farm.settle().await;
-    let mut paths: Vec<String> = farm.claim(&node).await.closure.into_iter().map(|(path, _)| path).collect();
-    paths.sort();
-    let mut expected = vec![near, far];
-    expected.sort();
-    assert_eq!(paths, expected);
+    let inputs: Vec<String> =
+        farm.claim(&node).await.inputs.into_iter().filter_map(|input| input.path).collect();
+    let closure = node.closure(&inputs).await.unwrap();
+    let hash = Some(vec![1; 32]);
+    assert_eq!(closure, HashMap::from([(near, hash.clone()), (far, hash)]));
 }
 
 #[tokio::test]
@@ -217,4 +221,50 @@ async fn a_new_kind_of_node_finds_what_waits() {
     let node = farm.node(&pool, "featured").await;
     farm.settle().await;
     assert_eq!(farm.claim_names(&node, 1).await, ["vm"]);
+}
+
+/// A job for the node's pool, and an older one of the same project for machines that are not there.
+async fn half_of_a_project(farm: &Farm) {
+    farm.evaluate_nodes("main", vec![for_system("foreign", "aarch64-linux")]).await;
+    farm.evaluate_nodes("main", vec![derivation("own", &[])]).await;
+    farm.settle().await;
+}
+
+#[tokio::test]
+async fn of_a_project_with_several_systems_a_node_gets_what_it_can_build() {
+    let (farm, _, node) = Farm::small(4).await;
+    half_of_a_project(&farm).await;
+    assert_eq!(farm.claim_names(&node, 4).await, ["own"]);
+}
+
+/// Evaluations one after the other, in which classes alternate.
+async fn alternating(farm: &Farm) {
+    for (name, system) in [("first", "builtin"), ("second", SYSTEM), ("third", "builtin"), ("fourth", SYSTEM)]
+    {
+        farm.evaluate_nodes("main", vec![for_system(name, system)]).await;
+    }
+    farm.settle().await;
+}
+
+#[tokio::test]
+async fn several_classes_are_claimed_in_one_order() {
+    let (farm, _, node) = Farm::small(4).await;
+    alternating(&farm).await;
+    assert_eq!(farm.claim_names(&node, 3).await, ["first", "second", "third"]);
+}
+
+#[tokio::test]
+async fn several_classes_of_a_project_that_has_others_too_are_claimed_in_one_order() {
+    let (farm, _, node) = Farm::small(4).await;
+    half_of_a_project(&farm).await;
+    alternating(&farm).await;
+    assert_eq!(farm.claim_names(&node, 4).await, ["first", "own", "second", "third"]);
+}
+
+#[tokio::test]
+async fn an_offer_in_a_lane_that_is_newer_than_the_profile_is_passed_by() {
+    let (farm, _, node) = Farm::small(4).await;
+    half_of_a_project(&farm).await;
+    farm.database.execute("UPDATE ci.profile SET whole = '{t}'").await;
+    assert_eq!(farm.claim_names(&node, 4).await, ["own"]);
 }

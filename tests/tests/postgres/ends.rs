@@ -1,8 +1,9 @@
 //! How attempts end, and what becomes of their jobs: interruptions, retries, and nodes that fail too much.
 
 use harmonia_queue::builder::{Claim, Failure, Session};
+use harmonia_queue::ingest::Node;
 use harmonia_queue::people;
-use harmonia_tests::farm::{Farm, PoolHandle};
+use harmonia_tests::farm::{Farm, PoolHandle, derivation};
 
 async fn running(slots: i32) -> (Farm, PoolHandle, Session, Claim) {
     let (farm, pool, node) = Farm::small(slots).await;
@@ -103,6 +104,18 @@ async fn a_retry_avoids_the_node_that_failed_it() {
 }
 
 #[tokio::test]
+async fn a_retry_avoids_the_node_in_a_project_of_several_systems_too() {
+    let (farm, pool, node, claim) = running(1).await;
+    let foreign = Node { system: "aarch64-linux".into(), ..derivation("foreign", &[]) };
+    farm.evaluate_nodes("main", vec![foreign]).await;
+    let other = farm.node(&pool, "other").await;
+    node.fail(claim.fence, Failure::DiskFull, "no space").await.unwrap();
+    wait(&farm, &[&node, &other]).await;
+    assert!(node.claim(1).await.unwrap().is_empty());
+    assert_eq!(farm.claim(&other).await.fence.job, claim.fence.job);
+}
+
+#[tokio::test]
 async fn a_retry_goes_back_to_the_node_that_failed_it_if_no_other_can() {
     let (farm, _, node, claim) = running(1).await;
     node.fail(claim.fence, Failure::DiskFull, "no space").await.unwrap();
@@ -161,7 +174,10 @@ async fn a_success_forgives_a_node_its_failures() {
         let claim = farm.claim(&node).await;
         match fails {
             true => assert!(node.fail(claim.fence, Failure::Oom, "killed").await.unwrap()),
-            false => farm.succeed(&node, &claim).await,
+            false => {
+                farm.succeed(&node, &claim).await;
+                farm.pass(1.0).await;
+            }
         }
     }
     assert!(node.heartbeat(&[], None).await.unwrap().notice.is_none());

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use harmonia_queue::builder::{Failure, Session};
+use harmonia_queue::ingest::Node;
 use harmonia_queue::people::{self, Ending, Project};
 use harmonia_queue::signer::{self, Verdict};
-use harmonia_queue::{janitor, resolver};
-use harmonia_tests::farm::{Evaluation, Farm, PoolHandle, SYSTEM};
+use harmonia_queue::{Error, janitor, resolver};
+use harmonia_tests::farm::{Evaluation, Farm, PoolHandle, SYSTEM, derivation};
 use sqlx::{Connection, PgConnection, Row};
 use tokio::task::JoinHandle;
 
@@ -102,6 +103,20 @@ async fn a_claim_passes_over_what_another_is_claiming() {
 }
 
 #[tokio::test]
+async fn a_claim_in_some_lanes_of_a_project_passes_over_what_another_is_claiming() {
+    let (farm, pool, node, _) = impatient(1).await;
+    let foreign = Node { system: "aarch64-linux".into(), ..derivation("foreign", &[]) };
+    farm.evaluate_nodes("main", vec![foreign]).await;
+    farm.settle().await;
+    let other = farm.node(&pool, "other").await;
+    let (held, taken) = open_claim(&pool, &node).await;
+    let claim = farm.claim(&other).await;
+    assert_ne!(taken, [claim.fence.job]);
+    commit(held).await;
+    farm.assert_sound().await;
+}
+
+#[tokio::test]
 async fn a_claim_passes_over_the_permit_that_another_is_taking() {
     let (farm, pool, node, _) = impatient(1).await;
     farm.put_project(Project { max_concurrent: Some(1), ..Project::new("main") }).await;
@@ -131,10 +146,10 @@ async fn a_claim_that_meets_the_end_of_its_session_gets_nothing() {
     let mut held = open(&pool.login.direct_url).await;
     let leave = sqlx::query("SELECT ci.deregister($1, $2)").bind(node.id).bind(&node.secret);
     leave.execute(&mut held).await.unwrap();
-    let claim = tokio::spawn(async move { node.claim(1).await.unwrap().len() });
+    let claim = tokio::spawn(async move { node.claim(1).await });
     assert!(waits(&farm, &claim).await);
     commit(held).await;
-    assert_eq!(claim.await.unwrap(), 0);
+    assert!(matches!(claim.await.unwrap(), Err(Error::SessionOver(_))));
     farm.assert_sound().await;
 }
 
