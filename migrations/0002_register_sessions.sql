@@ -155,7 +155,7 @@ BEGIN
   INSERT INTO ci.node (pool_id, name, secret_hash, kube_node)
   VALUES (v_pool.id, p_node, ci.secret_hash(p_node_secret), p_kube_node)
   ON CONFLICT (pool_id, name) DO NOTHING;
-  SELECT * INTO v_node FROM ci.node n WHERE n.pool_id = v_pool.id AND n.name = p_node FOR UPDATE;
+  SELECT * INTO v_node FROM ci.node n WHERE n.pool_id = v_pool.id AND n.name = p_node FOR UPDATE;    -- lock: register_node
   SELECT * INTO v_before FROM ci.session s WHERE s.node_id = v_node.id AND s.ended_at IS NULL ORDER BY s.id DESC LIMIT 1;
   IF FOUND THEN
     IF v_node.secret_hash <> ci.secret_hash(p_node_secret)                                  -- fence: node_secret

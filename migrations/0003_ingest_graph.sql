@@ -54,6 +54,10 @@ BEGIN
   INSERT INTO ci.event (kind, subject) SELECT 'o', unnest(p_jobs);                          -- event: reopened_frees_dependents
 END $$;
 
+-- Required features in their one order.
+CREATE FUNCTION ci.features_of(p_words text) RETURNS text[] LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN RETURN ARRAY(SELECT DISTINCT x FROM unnest(string_to_array(p_words, ' ')) x ORDER BY x); END $$;
+
 -- One chunk. Positions count from 1: first the chunk's derivations, then p_known (ids from ci.known or an earlier
 -- chunk), so an edge is a pair of small integers. Answers the ids in the chunk's order.
 CREATE FUNCTION ci.ingest(p_evaluation bigint, p_drv_paths text[], p_systems text[], p_features text[], p_cached bool[],
@@ -61,8 +65,8 @@ CREATE FUNCTION ci.ingest(p_evaluation bigint, p_drv_paths text[], p_systems tex
     p_edge_of int[], p_edge_to int[], p_known bigint[]) RETURNS bigint[]
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-  v_evaluation ci.evaluation; v_n int := cardinality(p_drv_paths);
-  v_new bigint[]; v_ids bigint[]; v_fresh bool[]; v_all bigint[]; v_depths int[]; v_again bigint[]; v_bad record; v_classes int[];
+  v_evaluation ci.evaluation; v_n int := cardinality(p_drv_paths); v_bad record; v_depths int[];
+  v_new bigint[]; v_ids bigint[]; v_fresh bool[]; v_opened bigint[]; v_all bigint[]; v_known bigint[]; v_classes int[]; v_more record;
 BEGIN
   IF v_n > 10000 OR cardinality(p_edge_of) > 200000 OR cardinality(p_output_of) > 100000 OR cardinality(p_known) > 100000 THEN
     PERFORM ci.refuse('HC002', 'a chunk holds at most 10000 derivations, 100000 outputs, 100000 known inputs and 200000 edges');
@@ -81,7 +85,7 @@ BEGIN
   -- Depths of everything an edge may point at; an unknown id leaves a hole.
   SELECT p_depths || array_agg(coalesce(j.depth, -1) ORDER BY k.n) INTO v_depths
   FROM unnest(p_known) WITH ORDINALITY k (id, n) LEFT JOIN ci.job j ON j.id = k.id;
-  v_depths := coalesce(v_depths, p_depths);
+  v_depths := coalesce(v_depths, p_depths, '{}');
   IF -1 = ANY (v_depths) THEN                                                               -- fence: dangling_id
     PERFORM ci.refuse('HC006', 'an input named by its id is not in the database, or no more: ask which are known again');
   END IF;
@@ -96,41 +100,66 @@ BEGIN
       ELSE format('%s has an input that is neither in this chunk nor in the database: send inputs first', p_drv_paths[v_bad.o]) END);
   END IF;
 
-  WITH new AS (INSERT INTO ci.class (system, features)
-               SELECT DISTINCT s, ARRAY(SELECT DISTINCT x FROM unnest(string_to_array(f, ' ')) x ORDER BY x)
-               FROM unnest(p_systems, p_features) u (s, f) ORDER BY 1, 2 ON CONFLICT DO NOTHING RETURNING id)
+  WITH kind AS (SELECT DISTINCT s, f FROM unnest(p_systems, p_features) u (s, f)),
+       new AS (INSERT INTO ci.class (system, features) SELECT DISTINCT s, ci.features_of(f) FROM kind ORDER BY 1, 2 ON CONFLICT DO NOTHING RETURNING id)
   INSERT INTO ci.event (kind, subject) SELECT 'p', min(id) FROM new HAVING count(*) > 0;    -- event: class_matches_profiles
 
-  WITH c AS MATERIALIZED (
-         SELECT DISTINCT ON (u.s, u.f) u.s, u.f, k.id FROM unnest(p_systems, p_features) u (s, f) JOIN ci.class k ON k.system = u.s
-           AND k.features = ARRAY(SELECT DISTINCT x FROM unnest(string_to_array(u.f, ' ')) x ORDER BY x)),
+  WITH c AS MATERIALIZED (SELECT u.s, u.f, k.id FROM (SELECT DISTINCT s, f FROM unnest(p_systems, p_features) u (s, f)) u
+                          JOIN ci.class k ON k.system = u.s AND k.features = ci.features_of(u.f)),
        new AS (INSERT INTO ci.job (drv_path, class_id, depth, height, state, ended_at)
                SELECT u.path, c.id, u.depth, u.height, CASE WHEN u.cached THEN 'cached' ELSE 'open' END::ci.job_state,
                       CASE WHEN u.cached THEN ci.clock() END
                FROM unnest(p_drv_paths, p_systems, p_features, p_cached, p_depths, p_heights) u (path, s, f, cached, depth, height) JOIN c USING (s, f)
-               ORDER BY u.path ON CONFLICT (drv_path) DO NOTHING RETURNING id)
-  SELECT array_agg(id) INTO v_new FROM new;
-  SELECT array_agg(j.id ORDER BY u.n), array_agg(DISTINCT j.class_id) INTO v_ids, v_classes
-  FROM unnest(p_drv_paths) WITH ORDINALITY u (path, n) JOIN ci.job j ON j.drv_path = u.path;
-  v_fresh := array_fill(true, ARRAY[v_n]);
-  IF coalesce(cardinality(v_new), 0) < v_n THEN
+               ORDER BY u.path ON CONFLICT (drv_path) DO NOTHING RETURNING id, drv_path, class_id)
+  SELECT array_agg(n.id ORDER BY u.n), array_agg(n.id) FILTER (WHERE n.id IS NOT NULL), array_agg(n.id IS NOT NULL ORDER BY u.n), array_agg(DISTINCT n.class_id)
+  INTO v_ids, v_new, v_fresh, v_classes FROM unnest(p_drv_paths) WITH ORDINALITY u (path, n) LEFT JOIN new n ON n.drv_path = u.path;
+  IF false = ANY (v_fresh) THEN
+    SELECT array_agg(j.id ORDER BY u.n) INTO v_ids FROM unnest(p_drv_paths) WITH ORDINALITY u (path, n) JOIN ci.job j ON j.drv_path = u.path;
     -- Was somebody's cached input, must be built now: from here on it is new.
-    SELECT array_agg(u.id = ANY (v_new) IS TRUE OR (j.state = 'cached' AND NOT p_cached[u.n]) ORDER BY u.n) INTO v_fresh
-    FROM unnest(v_ids) WITH ORDINALITY u (id, n) JOIN ci.job j ON j.id = u.id;
-    UPDATE ci.job j SET state = 'open', ended_at = NULL, depth = p_depths[u.n], height = greatest(j.height, p_heights[u.n])
-    FROM (SELECT id, n FROM unnest(v_ids) WITH ORDINALITY u (id, n) ORDER BY id) u
-    WHERE j.id = u.id AND v_fresh[u.n] AND j.state = 'cached' AND NOT p_cached[u.n];
+    WITH opened AS (UPDATE ci.job j SET state = 'open', ended_at = NULL, depth = p_depths[u.n], height = greatest(j.height, p_heights[u.n])
+                    FROM (SELECT id, n FROM unnest(v_ids, v_fresh) WITH ORDINALITY u (id, fresh, n) WHERE NOT fresh ORDER BY id) u
+                    WHERE j.id = u.id AND j.state = 'cached' AND NOT p_cached[u.n] RETURNING j.id)
+    SELECT array_agg(id) INTO v_opened FROM opened;
+    IF v_opened IS NOT NULL THEN
+      SELECT array_agg(fresh OR id = ANY (v_opened) ORDER BY n) INTO v_fresh FROM unnest(v_ids, v_fresh) WITH ORDINALITY u (id, fresh, n);
+      DELETE FROM ci.aterm WHERE job_id = ANY (v_opened);
+      DELETE FROM ci.output WHERE job_id = ANY (v_opened);
+      DELETE FROM ci.job_input WHERE referrer = ANY (v_opened);
+    END IF;
   END IF;
   v_all := coalesce(v_ids, '{}') || coalesce(p_known, '{}');
 
+  -- What this evaluation did not want before. A new job is nobody else's to want.
+  INSERT INTO ci.want (job_id, evaluation_id) SELECT DISTINCT a, p_evaluation FROM unnest(v_new) a;
+  WITH wanted AS (INSERT INTO ci.want (job_id, evaluation_id) SELECT DISTINCT a, p_evaluation FROM (SELECT unnest(v_all) EXCEPT SELECT unnest(v_new)) x (a)
+                  ON CONFLICT DO NOTHING RETURNING job_id)
+  SELECT array_agg(job_id) INTO v_known FROM wanted;
+  IF v_known IS NOT NULL THEN
+    -- Known jobs gain a lane if this project did not want them yet; what only a cancel or exhausted retries ended opens again.
+    SELECT array_agg(DISTINCT j.class_id) AS classes, array_agg(j.id) FILTER (WHERE j.state = 'open') AS open,
+           array_agg(j.id) FILTER (WHERE j.state = 'cancelled' OR j.failure IS NOT NULL) AS ended
+    INTO v_more FROM unnest(v_known) a JOIN ci.job j ON j.id = a;
+    v_classes := v_classes || v_more.classes;
+    INSERT INTO ci.event (kind, subject)
+    SELECT 'e', a FROM unnest(v_more.open) a
+    WHERE EXISTS (SELECT FROM ci.running r WHERE r.job_id = a AND r.cancelled)
+       OR NOT EXISTS (SELECT FROM ci.want w JOIN ci.evaluation e ON e.id = w.evaluation_id
+                      WHERE w.job_id = a AND e.project_id = v_evaluation.project_id AND e.tier = v_evaluation.tier
+                        AND e.id <> p_evaluation AND e.state IN ('evaluating', 'complete'));   -- event: known_job_gains_lane
+    SELECT array_agg(id) INTO v_opened FROM (
+      SELECT j.id FROM ci.job j WHERE j.id = ANY (v_more.ended) AND (j.state = 'cancelled'
+        OR (j.state = 'failed' AND j.failure IN (SELECT kind FROM ci.failure_kind WHERE NOT sticky AND kind <> 'unsupported')))
+      ORDER BY j.id FOR NO KEY UPDATE) x;                                                   -- lock: ingest_reopens
+    IF v_opened IS NOT NULL THEN PERFORM ci.reopen(v_opened); END IF;
+  END IF;
+
   INSERT INTO ci.lane (project_id, tier, class_id)
-  SELECT v_evaluation.project_id, v_evaluation.tier, c FROM (
-    SELECT unnest(v_classes) UNION SELECT j.class_id FROM unnest(v_all) a JOIN ci.job j ON j.id = a WHERE false = ANY (v_fresh) OR cardinality(p_known) > 0) x (c)
+  SELECT DISTINCT v_evaluation.project_id, v_evaluation.tier, c FROM unnest(v_classes) c
   -- Not left to the conflict alone: that would wait for a resolver that has just written the lane and waits at the gate.
-  WHERE NOT EXISTS (SELECT FROM ci.lane l WHERE l.project_id = v_evaluation.project_id AND l.tier = v_evaluation.tier AND l.class_id = c)
+  WHERE c IS NOT NULL AND NOT EXISTS (SELECT FROM ci.lane l WHERE l.project_id = v_evaluation.project_id AND l.tier = v_evaluation.tier AND l.class_id = c)
   ORDER BY c ON CONFLICT DO NOTHING;
 
-  INSERT INTO ci.aterm SELECT v_ids[n], a FROM unnest(p_aterms) WITH ORDINALITY u (a, n) WHERE v_fresh[n] AND a IS NOT NULL ON CONFLICT DO NOTHING;
+  INSERT INTO ci.aterm SELECT v_ids[n], a FROM unnest(p_aterms) WITH ORDINALITY u (a, n) WHERE v_fresh[n] AND a IS NOT NULL;
   WITH made AS MATERIALIZED (SELECT v_ids[o] AS job_id, name, path FROM unnest(p_output_of, p_output_names, p_output_paths) u (o, name, path) WHERE v_fresh[o]),
        -- Seen before: in another derivation, in this chunk under another name, or as a canonical path.
        shared AS (SELECT m.job_id FROM made m WHERE EXISTS (SELECT FROM ci.canonical c WHERE c.path = m.path)
@@ -139,29 +168,11 @@ BEGIN
        twins AS (INSERT INTO ci.twin SELECT job_id FROM shared ORDER BY 1 ON CONFLICT DO NOTHING),
        -- One that waits for its inputs may follow the new one instead.
        told AS (INSERT INTO ci.event (kind, subject) SELECT 'e', s.job_id FROM shared s JOIN ci.blocked b USING (job_id))   -- event: twin_is_followed
-  INSERT INTO ci.output (job_id, name, path) SELECT job_id, name, path FROM made ON CONFLICT DO NOTHING;
+  INSERT INTO ci.output (job_id, name, path) SELECT job_id, name, path FROM made;
   INSERT INTO ci.job_input (referrer, input)
-  SELECT v_ids[o], v_all[i] FROM unnest(p_edge_of, p_edge_to) e (o, i) WHERE v_fresh[o] ORDER BY 1, 2 ON CONFLICT DO NOTHING;
+  SELECT DISTINCT v_ids[o], v_all[i] FROM unnest(p_edge_of, p_edge_to) e (o, i) WHERE v_fresh[o] ORDER BY 1, 2;
 
-  -- Known jobs gain a lane if this project did not want them yet; what only a cancel or exhausted retries ended opens again.
-  IF cardinality(p_known) > 0 OR false = ANY (v_fresh) THEN
-    INSERT INTO ci.event (kind, subject)
-    SELECT 'e', j.id FROM unnest(v_all) a JOIN ci.job j ON j.id = a AND j.state = 'open'     -- event: known_job_gains_lane
-    WHERE EXISTS (SELECT FROM ci.running r WHERE r.job_id = j.id AND r.cancelled)
-       OR NOT EXISTS (SELECT FROM ci.want w JOIN ci.evaluation e ON e.id = w.evaluation_id
-                      WHERE w.job_id = j.id AND e.project_id = v_evaluation.project_id AND e.tier = v_evaluation.tier
-                        AND e.state IN ('evaluating', 'complete'));
-    SELECT array_agg(id) INTO v_again FROM (
-      SELECT j.id FROM ci.job j WHERE j.id = ANY (v_all) AND (j.state = 'cancelled'
-        OR (j.state = 'failed' AND j.failure IN (SELECT kind FROM ci.failure_kind WHERE NOT sticky AND kind <> 'unsupported')))
-        AND NOT EXISTS (SELECT FROM ci.want w WHERE w.job_id = j.id AND w.evaluation_id = p_evaluation)   -- fence: reopened_once
-      ORDER BY j.id FOR NO KEY UPDATE) x;
-    IF v_again IS NOT NULL THEN PERFORM ci.reopen(v_again); END IF;
-  END IF;
-  INSERT INTO ci.want (job_id, evaluation_id) SELECT DISTINCT a, p_evaluation FROM unnest(v_all) a ORDER BY 1 ON CONFLICT DO NOTHING;
-
-  WITH held AS (INSERT INTO ci.blocked (job_id) SELECT v_ids[n] FROM generate_series(1, v_n) n WHERE v_fresh[n] AND NOT p_cached[n]
-                ON CONFLICT DO NOTHING RETURNING job_id)
+  WITH held AS (INSERT INTO ci.blocked (job_id) SELECT v_ids[n] FROM generate_series(1, v_n) n WHERE v_fresh[n] AND NOT p_cached[n] RETURNING job_id)
   INSERT INTO ci.event (kind, subject) SELECT 'e', job_id FROM held;                        -- event: ingested_is_judged
   RETURN coalesce(v_ids, '{}');
 END $$;
@@ -180,7 +191,7 @@ BEGIN
   WITH raise AS MATERIALIZED (
          SELECT j.id, least(u.h, 1000000) AS h FROM unnest(p_jobs, p_heights) u (id, h) JOIN ci.job j ON j.id = u.id
          -- Not waited for: a builder may keep the row of a job that it ends, and finishes of the others would wait behind us.
-         WHERE j.state = 'open' AND j.height < u.h ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED),
+         WHERE j.state = 'open' AND j.height < u.h ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED),    -- lock: raise_skips
        raised AS (UPDATE ci.job j SET height = r.h FROM raise r WHERE j.id = r.id RETURNING j.id)
   INSERT INTO ci.event (kind, subject) SELECT 'e', id FROM raised WHERE EXISTS (SELECT FROM ci.ready r WHERE r.job_id = id);   -- event: raised_height_reorders
 END $$;

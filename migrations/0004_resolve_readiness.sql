@@ -65,11 +65,14 @@ BEGIN
 END $$;
 
 -- Once a second: finished time into lanes, running time beside it, names' durations, nodes' speeds, and the new order.
--- What runs is charged its estimate or its age, whichever is more, so a long build weighs while it runs.
-CREATE FUNCTION ci.fold() RETURNS void LANGUAGE plpgsql AS $$
-DECLARE v_now timestamptz := ci.clock();
+-- What runs is charged its estimate or its age, whichever is more, so a long build weighs while it runs. At most p_rows
+-- entries of the ledger at a time: if there are more, the next step goes on.
+CREATE FUNCTION ci.fold(p_rows int) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE v_now timestamptz := ci.clock(); v_entries ci.ledger[];
 BEGIN
-  WITH entry AS (DELETE FROM ci.ledger RETURNING *),
+  WITH entry AS (DELETE FROM ci.ledger WHERE ctid = ANY (ARRAY(SELECT e.ctid FROM ci.ledger e LIMIT p_rows)) RETURNING ledger)
+  SELECT coalesce(array_agg(entry.ledger), '{}') INTO v_entries FROM entry;
+  WITH entry AS (SELECT * FROM unnest(v_entries)),
        spent AS (SELECT lane_id, sum(seconds) AS seconds FROM entry GROUP BY lane_id),
        flying AS (SELECT lane_id, sum(greatest(estimate, extract(epoch FROM coalesce(uploaded_at, v_now) - claimed_at))) AS seconds
                   FROM ci.running GROUP BY lane_id),
@@ -77,10 +80,10 @@ BEGIN
        speeds AS (UPDATE ci.node n SET speed = exp(0.9 * ln(n.speed) + 0.1 * s.gain)
                   FROM (SELECT node_id, avg(ln(greatest(least(d.p50 / greatest(m.seconds, 0.1), 10), 0.1))) AS gain
                         FROM names m JOIN ci.duration d USING (name) WHERE cardinality(d.recent) >= 3 AND d.p50 > 1 GROUP BY node_id) s
-                  WHERE n.id = s.node_id AND n.id = ANY (ARRAY(SELECT m.id FROM ci.node m FOR NO KEY UPDATE SKIP LOCKED))),
+                  WHERE n.id = s.node_id AND n.id = ANY (ARRAY(SELECT m.id FROM ci.node m FOR NO KEY UPDATE SKIP LOCKED))),    -- lock: speed_skips
        -- A success ends a row of failures that were the node's own.
        recovered AS (UPDATE ci.session SET streak = 0 WHERE id = ANY (ARRAY(
-                       SELECT s.id FROM ci.session s WHERE s.streak > 0 AND s.ended_at IS NULL AND s.node_id IN (SELECT node_id FROM names) FOR UPDATE SKIP LOCKED))),
+                       SELECT s.id FROM ci.session s WHERE s.streak > 0 AND s.ended_at IS NULL AND s.node_id IN (SELECT node_id FROM names) FOR UPDATE SKIP LOCKED))),    -- lock: recovered_skips
        known AS (INSERT INTO ci.duration AS d (name, recent, p50)
                  SELECT name, (array_agg(seconds))[1:15], percentile_disc(0.5) WITHIN GROUP (ORDER BY seconds) FROM names GROUP BY name
                  ON CONFLICT (name) DO UPDATE SET recent = (EXCLUDED.recent || d.recent)[1:15],
@@ -96,10 +99,10 @@ BEGIN
   PERFORM ci.rank();
   -- A retry avoids the node that failed it only while another live node could take it.
   UPDATE ci.ready r SET avoid = NULL WHERE r.job_id = ANY (ARRAY(
-    SELECT r.job_id FROM ci.ready r WHERE r.avoid IS NOT NULL AND NOT ci.other_node(r.class_id, r.avoid) FOR UPDATE SKIP LOCKED));
+    SELECT r.job_id FROM ci.ready r WHERE r.avoid IS NOT NULL AND NOT ci.other_node(r.class_id, r.avoid) FOR UPDATE SKIP LOCKED));    -- lock: avoid_skips
   WITH again AS (DELETE FROM ci.passed_over RETURNING job_id)
   INSERT INTO ci.event (kind, subject) SELECT 'u', job_id FROM again;                       -- event: passed_over_is_looked_at
-  UPDATE ci.resolver SET folded_at = v_now;
+  IF cardinality(v_entries) < p_rows THEN UPDATE ci.resolver SET folded_at = v_now; END IF;
 END $$;
 
 CREATE FUNCTION ci.other_node(p_class int, p_node int) RETURNS bool LANGUAGE sql STABLE AS $$
@@ -175,11 +178,10 @@ END $$;
 CREATE FUNCTION ci.reconsider(p_jobs bigint[]) RETURNS int[] LANGUAGE plpgsql AS $$
 DECLARE v_jobs bigint[]; v_classes int[];
 BEGIN
-  SELECT array_agg(id) INTO v_jobs FROM (
-    SELECT j.id FROM ci.job j WHERE j.id = ANY (p_jobs) AND j.state = 'dep_failed'
-      AND NOT EXISTS (SELECT FROM ci.job_input i JOIN ci.job d ON d.id = i.input
-                      WHERE i.referrer = j.id AND d.state IN ('failed', 'dep_failed', 'cancelled'))
-    ORDER BY j.id FOR NO KEY UPDATE OF j) x;
+  -- Nobody else moves a job out of this state: no lock.
+  SELECT array_agg(j.id) INTO v_jobs FROM ci.job j WHERE j.id = ANY (p_jobs) AND j.state = 'dep_failed'
+    AND NOT EXISTS (SELECT FROM ci.job_input i JOIN ci.job d ON d.id = i.input
+                    WHERE i.referrer = j.id AND d.state IN ('failed', 'dep_failed', 'cancelled'));
   IF v_jobs IS NOT NULL THEN
     PERFORM ci.reopen(ARRAY(SELECT j FROM unnest(v_jobs) j WHERE ci.wanted(j)));
     WITH gone AS (UPDATE ci.job SET state = 'cancelled', root = NULL, error = 'no evaluation wants it any more'
@@ -242,7 +244,7 @@ BEGIN
   INTO v_batch FROM (SELECT e.id, e.kind FROM ci.event e ORDER BY e.id LIMIT p_rows) x;
   -- The gate before anything that an ingest could wait for.
   IF v_batch.cancels THEN PERFORM FROM ci.gate FOR UPDATE; END IF;                          -- lock: cancel_gate
-  IF v_folded <= v_now - interval '1 second' THEN PERFORM ci.fold(); END IF;
+  IF v_folded <= v_now - interval '1 second' THEN PERFORM ci.fold(p_rows); END IF;
   IF v_batch.ids IS NULL THEN RETURN QUERY SELECT 0, NULL::int[], 0, false; RETURN; END IF;
   IF v_batch.profiles THEN
     PERFORM ci.match_profiles();

@@ -89,7 +89,8 @@ BEGIN
   IF NOT FOUND THEN
     PERFORM ci.refuse('HC002', format('%L is not a kind of failure that a builder can report', left(p_kind, 100)));
   END IF;
-  IF v_kind.blames_node THEN PERFORM FROM ci.session WHERE id = p_session FOR NO KEY UPDATE; END IF;   -- as a heartbeat: the session first
+  -- As whoever ends a session: its row first.
+  IF v_kind.blames_node THEN PERFORM FROM ci.session WHERE id = p_session FOR NO KEY UPDATE; END IF;    -- lock: fail_session
   SELECT * INTO v_running FROM ci.own_attempts(p_session, ARRAY[p_job], ARRAY[p_attempt]) WHERE phase <> 'accepted';   -- fence: accepted_cannot_fail
   IF NOT FOUND THEN RETURN false; END IF;
   IF v_running.cancelled AND NOT ci.wanted(p_job, v_running.refused) THEN

@@ -153,7 +153,7 @@ DECLARE v_makers bigint[];
 BEGIN
   SELECT array_agg(id) INTO v_makers FROM (
     SELECT j.id FROM ci.job j WHERE j.id IN (SELECT o.job_id FROM ci.output o WHERE o.path = ANY (p_paths))
-      AND j.state IN ('succeeded', 'cached') AND EXISTS (SELECT FROM ci.aterm a WHERE a.job_id = j.id) ORDER BY j.id FOR NO KEY UPDATE) x;
+      AND j.state IN ('succeeded', 'cached') AND EXISTS (SELECT FROM ci.aterm a WHERE a.job_id = j.id) ORDER BY j.id FOR NO KEY UPDATE) x;    -- lock: unpublish_jobs
   IF v_makers IS NULL THEN RETURN 0; END IF;
   DELETE FROM ci.canonical c WHERE c.path = ANY (p_paths) OR c.path IN (SELECT o.path FROM ci.output o WHERE o.job_id = ANY (v_makers));
   -- Wanted by nobody: it stays as it is, and is built when somebody wants it.

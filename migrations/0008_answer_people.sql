@@ -22,11 +22,11 @@ BEGIN
   WHERE NOT EXISTS (SELECT FROM ci.permit m WHERE m.project_id = v_id AND m.n = g.n);
   WITH bare AS (UPDATE ci.running r SET permit = true WHERE r.job_id = ANY (ARRAY(
                   SELECT u.job_id FROM ci.running u JOIN ci.lane l ON l.id = u.lane_id WHERE p_max_concurrent IS NOT NULL
-                    AND l.project_id = v_id AND NOT u.permit FOR UPDATE OF u SKIP LOCKED)) RETURNING r.job_id)
+                    AND l.project_id = v_id AND NOT u.permit FOR UPDATE OF u SKIP LOCKED)) RETURNING r.job_id)    -- lock: bare_skips
   INSERT INTO ci.permit (project_id, n, job_id)
   SELECT v_id, (SELECT coalesce(max(n), 0) FROM ci.permit WHERE project_id = v_id) + row_number() OVER (), job_id FROM bare;
   DELETE FROM ci.permit WHERE project_id = v_id AND n = ANY (ARRAY(
-    SELECT m.n FROM ci.permit m WHERE m.project_id = v_id AND m.job_id IS NULL AND m.n > coalesce(p_max_concurrent, 0) FOR UPDATE SKIP LOCKED));
+    SELECT m.n FROM ci.permit m WHERE m.project_id = v_id AND m.job_id IS NULL AND m.n > coalesce(p_max_concurrent, 0) FOR UPDATE SKIP LOCKED));    -- lock: permit_skips
   -- Not left to the resolver: a limit or a pause holds from now on.
   PERFORM ci.rank();
   RETURN v_id;
@@ -73,7 +73,7 @@ CREATE FUNCTION ci.rebuild(p_job bigint) RETURNS bool
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE v_job ci.job;
 BEGIN
-  SELECT * INTO v_job FROM ci.job WHERE id = p_job FOR NO KEY UPDATE;
+  SELECT * INTO v_job FROM ci.job WHERE id = p_job FOR NO KEY UPDATE;                       -- lock: rebuild_job
   IF NOT FOUND THEN PERFORM ci.refuse('HC007', format('there is no build %s', p_job)); END IF;
   IF v_job.state = 'dep_failed' THEN
     PERFORM ci.refuse('HC008', format('build %s did not fail itself: rebuild %s, which it depends on', p_job, v_job.root));
@@ -96,7 +96,7 @@ BEGIN
   PERFORM FROM ci.resolver FOR UPDATE;                                                      -- lock: cancel_resolver
   IF EXISTS (SELECT FROM ci.retire(ARRAY[p_job], 'cancelled', NULL, 'cancelled by hand')) THEN RETURN true; END IF;
   UPDATE ci.running SET cancelled = true, refused = (SELECT max(id) FROM ci.evaluation) WHERE job_id = ANY (ARRAY(
-    SELECT r.job_id FROM ci.running r WHERE r.job_id = p_job AND r.phase <> 'accepted' FOR UPDATE SKIP LOCKED));
+    SELECT r.job_id FROM ci.running r WHERE r.job_id = p_job AND r.phase <> 'accepted' FOR UPDATE SKIP LOCKED));    -- lock: cancel_skips_held
   IF NOT FOUND AND EXISTS (SELECT FROM ci.job j WHERE j.id = p_job AND j.state = 'open')
      AND NOT EXISTS (SELECT FROM ci.running r WHERE r.job_id = p_job AND r.phase = 'accepted') THEN
     PERFORM ci.refuse('HC008', format('build %s is changing hands at this moment: try again', p_job));

@@ -89,7 +89,7 @@ BEGIN
   END LOOP;
   WITH dead AS (UPDATE ci.session SET ended_at = v_now WHERE id = ANY (ARRAY(
          SELECT s.id FROM ci.session s WHERE s.ended_at IS NULL AND s.last_seen < v_now - ci.lease()
-           AND NOT EXISTS (SELECT FROM ci.running r WHERE r.session_id = s.id AND r.phase <> 'accepted') FOR UPDATE SKIP LOCKED)) RETURNING id)
+           AND NOT EXISTS (SELECT FROM ci.running r WHERE r.session_id = s.id AND r.phase <> 'accepted') FOR UPDATE SKIP LOCKED)) RETURNING id)    -- lock: reap_session_skips
   DELETE FROM ci.drain d USING dead WHERE d.session_id = dead.id;
   RETURN v_count;
 END $$;
@@ -107,7 +107,7 @@ BEGIN
   UPDATE ci.class SET last_capable = ci.clock() WHERE id = ANY (v_classes);
   SELECT array_agg(id) INTO v_jobs FROM (
     SELECT j.id FROM ci.job j WHERE j.failure = 'unsupported' AND j.state = 'failed' AND j.class_id = ANY (v_classes)
-      AND ci.wanted(j.id) ORDER BY j.id LIMIT 10000 FOR NO KEY UPDATE) x;
+      AND ci.wanted(j.id) ORDER BY j.id LIMIT 10000 FOR NO KEY UPDATE) x;                   -- lock: capable_reopens
   IF v_jobs IS NOT NULL THEN PERFORM ci.reopen(v_jobs); END IF;
 END $$;
 
@@ -117,7 +117,7 @@ CREATE FUNCTION ci.fail_unsupported(p_generation bigint) RETURNS int
 DECLARE v_count int := 0; c ci.class;
 BEGIN
   PERFORM ci.require_leader('janitor', p_generation);
-  PERFORM FROM ci.resolver FOR UPDATE;
+  PERFORM FROM ci.resolver FOR UPDATE;                                                      -- lock: unsupported_resolver
   PERFORM ci.see_capable();
   FOR c IN SELECT * FROM ci.class WHERE last_capable < ci.clock() - interval '30 minutes' LOOP
     v_count := v_count + (SELECT count(*) FROM ci.retire(ARRAY(
@@ -133,7 +133,7 @@ CREATE FUNCTION ci.decay(p_generation bigint) RETURNS int
 DECLARE v_hours int;
 BEGIN
   PERFORM ci.require_leader('janitor', p_generation);
-  SELECT floor(extract(epoch FROM ci.clock() - decayed_at) / 3600) INTO v_hours FROM ci.resolver FOR UPDATE;
+  SELECT floor(extract(epoch FROM ci.clock() - decayed_at) / 3600) INTO v_hours FROM ci.resolver FOR UPDATE;    -- lock: decay_once
   IF v_hours <= 0 THEN RETURN 0; END IF;
   UPDATE ci.lane SET used = used * 0.95 ^ least(v_hours, 1000) WHERE used > 0;
   UPDATE ci.resolver SET decayed_at = decayed_at + make_interval(hours => v_hours);
@@ -149,7 +149,7 @@ BEGIN
   -- A row that a builder keeps locked is not waited for: it is the janitor who would have to end that transaction.
   DELETE FROM ci.log_tail WHERE ctid = ANY (ARRAY(
     SELECT t.ctid FROM ci.log_tail t WHERE NOT EXISTS (SELECT FROM ci.running r WHERE r.job_id = t.job_id AND r.attempt = t.attempt)
-    FOR UPDATE SKIP LOCKED));
+    FOR UPDATE SKIP LOCKED));                                                               -- lock: prune_skips
   DELETE FROM ci.session s WHERE s.ended_at < ci.clock() - interval '1 day'
     AND NOT EXISTS (SELECT FROM ci.running r WHERE r.session_id = s.id) AND NOT EXISTS (SELECT FROM ci.attempt a WHERE a.session_id = s.id);
 END $$;
@@ -161,7 +161,7 @@ CREATE FUNCTION ci.retain(p_generation bigint, p_rows int DEFAULT 2000) RETURNS 
 DECLARE v_evaluation ci.evaluation; v_count int := 0; v_jobs bigint[]; v_looked bigint[];
 BEGIN
   PERFORM ci.require_leader('janitor', p_generation);
-  PERFORM FROM ci.resolver FOR UPDATE;
+  PERFORM FROM ci.resolver FOR UPDATE;                                                      -- lock: retain_resolver
   PERFORM FROM ci.gate FOR UPDATE;                                                          -- lock: retain_gate
   SELECT e.* INTO v_evaluation FROM ci.evaluation e JOIN ci.project p ON p.id = e.project_id
   LEFT JOIN LATERAL (SELECT l.id FROM ci.evaluation l WHERE l.project_id = e.project_id AND l.branch IS NOT DISTINCT FROM e.branch

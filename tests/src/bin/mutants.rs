@@ -94,12 +94,15 @@ fn find_tags(sources: &BTreeMap<String, String>) -> Vec<Tag> {
     tags
 }
 
-/// Statements that tell the resolver something, and are not said to.
+/// Statements that tell the resolver something, or lock rows, and are not said to.
 fn untagged(sources: &BTreeMap<String, String>) -> Vec<String> {
     let mut complaints = Vec::new();
     for (file, text) in sources {
         let mut open = None;
         for (n, line) in text.lines().enumerate() {
+            if lock_clause(code(line)).is_some() && !line.contains("-- lock: ") {
+                complaints.push(format!("{file}:{}: a lock without a tag", n + 1));
+            }
             if line.contains("INSERT INTO ci.event") || line.contains("INSERT INTO ci.passed_over") {
                 open = Some(n + 1);
             }
@@ -233,12 +236,16 @@ fn mutate(tag: &Tag, text: &str) -> Option<String> {
 
 /// A line without its comment.
 fn code(line: &str) -> &str {
-    line.find("-- ").map_or(line, |at| &line[..at]).trim_end()
+    line.find("--").map_or(line, |at| &line[..at]).trim_end()
+}
+
+/// Where a line's lock clause begins.
+fn lock_clause(line: &str) -> Option<usize> {
+    ["FOR UPDATE", "FOR NO KEY UPDATE", "FOR KEY SHARE", "FOR SHARE"].iter().find_map(|lock| line.find(lock))
 }
 
 fn drop_lock(line: &str) -> Option<String> {
-    let start =
-        ["FOR UPDATE", "FOR NO KEY UPDATE", "FOR KEY SHARE"].iter().find_map(|lock| line.find(lock))?;
+    let start = lock_clause(line)?;
     let rest = &line[start..];
     let end = rest.find([')', ';']).unwrap_or(rest.len());
     Some(format!("{}{}", &line[..start], &rest[end..]))

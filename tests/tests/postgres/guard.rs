@@ -14,8 +14,9 @@ use harmonia_tests::farm::{Farm, PoolHandle, SYSTEM, derivation, drv_path, holde
 use harmonia_tests::pg::Login;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
-const BUILDER_FUNCTIONS: [&str; 9] = [
+const BUILDER_FUNCTIONS: [&str; 10] = [
     "claim",
+    "closure",
     "deregister",
     "fail",
     "give_back",
@@ -126,7 +127,7 @@ async fn a_builder_moves_no_sequence() {
 }
 
 #[tokio::test]
-async fn a_builder_calls_nine_functions_and_no_other() {
+async fn a_builder_calls_ten_functions_and_no_other() {
     let (farm, pool) = farm_and_pool().await;
     let mut connection = connect(&pool.login).await;
     let mut open = Vec::new();

@@ -76,6 +76,7 @@ async fn a_result_at_a_path_that_is_not_the_derivations_is_refused() {
     let foreign = vec![output("out", &store_path("bash", "bash"))];
     assert_eq!(accept(&farm, &session, &claim, foreign).await, Verdict::Incomplete);
     assert_eq!(recorded(&farm).await, 0);
+    assert_eq!(farm.state(claim.fence.job).await, "building");
 }
 
 #[tokio::test]

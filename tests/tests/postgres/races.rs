@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use harmonia_queue::builder::{Failure, Session};
+use harmonia_queue::builder::{self, Failure, Session};
 use harmonia_queue::ingest::Node;
 use harmonia_queue::people::{self, Ending, Project};
 use harmonia_queue::signer::{self, Verdict};
 use harmonia_queue::{Error, janitor, resolver};
-use harmonia_tests::farm::{Evaluation, Farm, PoolHandle, SYSTEM, derivation};
+use harmonia_tests::farm::{Evaluation, Farm, PoolHandle, SYSTEM, derivation, store_path};
 use sqlx::{Connection, PgConnection, Row};
 use tokio::task::JoinHandle;
 
@@ -60,25 +60,38 @@ async fn open_step(farm: &Farm) -> PgConnection {
 async fn open_ingest(farm: &Farm, job: i64) -> PgConnection {
     let evaluation = farm.begin("main").await.evaluation;
     let mut connection = open(&farm.database.direct_url()).await;
+    want(&mut connection, evaluation, job).await;
+    connection
+}
+
+/// A chunk that wants one job which is known.
+async fn want(connection: &mut PgConnection, evaluation: i64, job: i64) {
     let none = "'{}'";
     let sql = format!(
         "SELECT ci.ingest($1, {none}, {none}, {none}, {none}, {none}, {none}, {none}, {none}, {none}, {none}, {none}, {none}, ARRAY[$2])"
     );
-    let ingest = sqlx::query(sqlx::AssertSqlSafe(sql)).bind(evaluation).bind(job);
-    ingest.execute(&mut connection).await.unwrap();
-    connection
+    sqlx::query(sqlx::AssertSqlSafe(sql)).bind(evaluation).bind(job).execute(connection).await.unwrap();
 }
 
-/// Whether a call waits for a lock, instead of coming to its end.
-async fn waits<T>(farm: &Farm, call: &JoinHandle<T>) -> bool {
+/// How many calls wait for a lock.
+async fn waiting(farm: &Farm) -> i64 {
     let waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND $1 = 0";
+    farm.value(waiting, 0).await
+}
+
+/// Whether a call waits for a lock, instead of coming to its end. `others` do already.
+async fn waits_after<T>(farm: &Farm, others: i64, call: &JoinHandle<T>) -> bool {
     while !call.is_finished() {
-        if farm.value::<i64>(waiting, 0).await > 0 {
+        if waiting(farm).await > others {
             return true;
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     false
+}
+
+async fn waits<T>(farm: &Farm, call: &JoinHandle<T>) -> bool {
+    waits_after(farm, 0, call).await
 }
 
 async fn cancel_evaluation(farm: &Farm, evaluation: &Evaluation) {
@@ -369,4 +382,156 @@ async fn of_two_signers_one_finishes() {
     commit(held).await;
     assert_eq!(farm.state(claim.fence.job).await, "succeeded");
     farm.assert_sound().await;
+}
+
+// --- what is done once, whoever asks twice
+
+/// A transaction of the owner that stays open.
+async fn open_words(farm: &Farm, words: &str) -> PgConnection {
+    let mut connection = open(&farm.database.direct_url()).await;
+    sqlx::raw_sql(sqlx::AssertSqlSafe(words)).execute(&mut connection).await.unwrap();
+    connection
+}
+
+#[tokio::test]
+async fn of_two_new_lives_of_a_node_one_is_left() {
+    let (farm, pool, node, _) = patient(1).await;
+    let mut held = open(&pool.login.direct_url).await;
+    let secret = "the secret of a node";
+    let register = sqlx::query("SELECT ci.register('node', $1, 1)").bind(secret);
+    register.execute(&mut held).await.unwrap();
+    let db = pool.db.clone();
+    let second =
+        tokio::spawn(async move { Session::register(&db, &builder::Node::new("node", secret, 1)).await });
+    assert!(waits(&farm, &second).await);
+    commit(held).await;
+    second.await.unwrap().unwrap();
+    assert!(node.heartbeat(&[], None).await.is_err());
+    let lives = "SELECT count(*) FROM ci.session WHERE ended_at IS NULL AND $1 = 0";
+    assert_eq!(farm.value::<i64>(lives, 0).await, 1);
+}
+
+#[tokio::test]
+async fn of_two_evaluations_one_opens_a_job_again() {
+    let (farm, _, _, jobs) = patient(1).await;
+    cancel_evaluation(&farm, &jobs).await;
+    farm.settle().await;
+    let mut held = open_ingest(&farm, jobs["a"]).await;
+    sqlx::query("SELECT * FROM ci.resolve(1000)").fetch_all(&mut held).await.unwrap();
+    let again = farm.begin("main").await;
+    let job = jobs["a"];
+    let mut connection = PgConnection::connect(&farm.database.direct_url()).await.unwrap();
+    let second = tokio::spawn(async move { want(&mut connection, again.evaluation, job).await });
+    assert!(waits(&farm, &second).await);
+    commit(held).await;
+    second.await.unwrap();
+    farm.assert_sound().await;
+}
+
+#[tokio::test]
+async fn what_two_people_forget_is_opened_once() {
+    let (farm, _, node, jobs) = patient(1).await;
+    farm.build_all(&node).await;
+    let held =
+        open_words(&farm, "SELECT ci.forget(ARRAY(SELECT path FROM ci.canonical)); SELECT ci.resolve(1000)")
+            .await;
+    let (db, path) = (farm.signer.clone(), store_path("a", "a"));
+    let second = tokio::spawn(async move { signer::forget(&db, &[path], None).await.unwrap() });
+    assert!(waits(&farm, &second).await);
+    commit(held).await;
+    second.await.unwrap();
+    assert_eq!(farm.state(jobs["a"]).await, "ready");
+    farm.assert_sound().await;
+}
+
+#[tokio::test]
+async fn what_two_people_rebuild_is_opened_once() {
+    let (farm, _, node, _) = patient(1).await;
+    let job = farm.claim(&node).await.fence;
+    node.fail(job, Failure::BuildError, "exit 1").await.unwrap();
+    farm.settle().await;
+    let held = open_words(&farm, &format!("SELECT ci.rebuild({}); SELECT ci.resolve(1000)", job.job)).await;
+    let db = farm.frontend.clone();
+    let second = tokio::spawn(async move { people::rebuild(&db, job.job).await.unwrap() });
+    assert!(waits(&farm, &second).await);
+    commit(held).await;
+    assert!(!second.await.unwrap());
+    farm.assert_sound().await;
+}
+
+#[tokio::test]
+async fn a_rebuild_keeps_its_priority_when_a_pool_appears() {
+    let (farm, ..) = patient(1).await;
+    let lead = farm.lead().await;
+    let foreign = Node { system: "aarch64-linux".into(), ..derivation("arm", &[]) };
+    let jobs = farm.evaluate_nodes("main", vec![foreign]).await;
+    farm.pass(1801.0).await;
+    janitor::fail_unsupported(&farm.operator, lead.generation).await.unwrap();
+    farm.settle().await;
+    assert_eq!(farm.state(jobs["arm"]).await, "failed");
+    farm.pool("arms", &["aarch64-linux"], 1).await;
+    let held = open_words(&farm, &format!("SELECT ci.rebuild({})", jobs["arm"])).await;
+    let (db, generation) = (farm.operator.clone(), lead.generation);
+    let judge = tokio::spawn(async move { janitor::fail_unsupported(&db, generation).await.unwrap() });
+    assert!(waits(&farm, &judge).await);
+    commit(held).await;
+    judge.await.unwrap();
+    assert_eq!(farm.value::<i16>("SELECT priority FROM ci.job WHERE id = $1", jobs["arm"]).await, 100);
+}
+
+#[tokio::test]
+async fn a_failure_and_a_farewell_do_not_wait_for_each_other() {
+    let (farm, pool, node, _) = patient(1).await;
+    let claim = farm.claim(&node).await;
+    let mut held = open(&pool.login.direct_url).await;
+    let beat = sqlx::query("SELECT ci.heartbeat($1, $2, '{}', '{}')").bind(node.id).bind(&node.secret);
+    beat.execute(&mut held).await.unwrap();
+    let leaver = node.clone();
+    let farewell = tokio::spawn(async move { leaver.deregister().await });
+    assert!(waits(&farm, &farewell).await);
+    let failure = tokio::spawn(async move { node.fail(claim.fence, Failure::Oom, "killed").await });
+    assert!(waits_after(&farm, 1, &failure).await);
+    commit(held).await;
+    assert_eq!(farewell.await.unwrap().unwrap(), 1);
+    assert!(matches!(failure.await.unwrap(), Ok(false)));
+    farm.assert_sound().await;
+}
+
+#[tokio::test]
+async fn an_hour_is_counted_once() {
+    let (farm, _, node, _) = patient(1).await;
+    farm.claim(&node).await;
+    let lead = farm.lead().await;
+    farm.database.execute("UPDATE ci.lane SET used = 100").await;
+    farm.advance(3600.0).await;
+    let held = open_words(&farm, &format!("SELECT ci.decay({})", lead.generation)).await;
+    let (db, generation) = (farm.operator.clone(), lead.generation);
+    let second = tokio::spawn(async move { janitor::decay(&db, generation).await.unwrap() });
+    assert!(waits(&farm, &second).await);
+    commit(held).await;
+    assert_eq!(second.await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn nothing_is_found_unsupported_in_the_middle_of_a_step() {
+    let (farm, ..) = patient(1).await;
+    let lead = farm.lead().await;
+    let held = open_step(&farm).await;
+    let (db, generation) = (farm.operator.clone(), lead.generation);
+    let judge = tokio::spawn(async move { janitor::fail_unsupported(&db, generation).await.unwrap() });
+    assert!(waits(&farm, &judge).await);
+    commit(held).await;
+    judge.await.unwrap();
+}
+
+#[tokio::test]
+async fn nothing_is_removed_in_the_middle_of_a_step() {
+    let (farm, ..) = patient(1).await;
+    let lead = farm.lead().await;
+    let held = open_step(&farm).await;
+    let (db, generation) = (farm.operator.clone(), lead.generation);
+    let retain = tokio::spawn(async move { janitor::retain(&db, generation).await.unwrap() });
+    assert!(waits(&farm, &retain).await);
+    commit(held).await;
+    retain.await.unwrap();
 }
