@@ -6,7 +6,7 @@ use harmonia_queue::builder::{self, Failure, Session};
 use harmonia_queue::ingest::Node;
 use harmonia_queue::people::{self, Ending, Project};
 use harmonia_queue::signer::{self, Verdict};
-use harmonia_queue::{Error, janitor, resolver};
+use harmonia_queue::{Db, Error, Fence, janitor, resolver};
 use harmonia_tests::farm::{Evaluation, Farm, PoolHandle, SYSTEM, derivation, store_path};
 use sqlx::{Connection, PgConnection, Row};
 use tokio::task::JoinHandle;
@@ -321,7 +321,7 @@ async fn a_change_of_a_project_does_not_overwrite_what_a_step_ranks() {
 // --- two ends of one attempt
 
 /// A build that is being given back, not committed yet.
-async fn open_return(pool: &PoolHandle, node: &Session, fence: harmonia_queue::Fence) -> PgConnection {
+async fn open_return(pool: &PoolHandle, node: &Session, fence: Fence) -> PgConnection {
     let mut connection = open(&pool.login.direct_url).await;
     let call = sqlx::query("SELECT ci.give_back($1, $2, ARRAY[$3], ARRAY[$4], 'drained')").bind(node.id);
     let call = call.bind(&node.secret).bind(fence.job).bind(fence.attempt);
@@ -341,6 +341,16 @@ async fn of_two_words_about_an_attempt_the_first_counts() {
     assert!(!fail.await.unwrap());
     farm.settle().await;
     assert_eq!(farm.state(claim.fence.job).await, "ready");
+    farm.assert_sound().await;
+}
+
+#[tokio::test]
+async fn a_heartbeat_waits_for_no_word_about_a_build() {
+    let (farm, pool, node, _) = impatient(1).await;
+    let claim = farm.claim(&node).await;
+    let held = open_return(&pool, &node, claim.fence).await;
+    node.heartbeat(&[claim.fence], None).await.unwrap();
+    commit(held).await;
     farm.assert_sound().await;
 }
 
@@ -396,16 +406,16 @@ async fn open_words(farm: &Farm, words: &str) -> PgConnection {
 #[tokio::test]
 async fn of_two_new_lives_of_a_node_one_is_left() {
     let (farm, pool, node, _) = patient(1).await;
-    let mut held = open(&pool.login.direct_url).await;
-    let secret = "the secret of a node";
-    let register = sqlx::query("SELECT ci.register('node', $1, 1)").bind(secret);
-    register.execute(&mut held).await.unwrap();
-    let db = pool.db.clone();
-    let second =
-        tokio::spawn(async move { Session::register(&db, &builder::Node::new("node", secret, 1)).await });
-    assert!(waits(&farm, &second).await);
+    let held = open_words(&farm, "SELECT FROM ci.node FOR UPDATE").await;
+    let register = |db: Db| async move {
+        Session::register(&db, &builder::Node::new("node", "the secret of a node", 1)).await.unwrap()
+    };
+    let lives = [tokio::spawn(register(pool.db.clone())), tokio::spawn(register(pool.db.clone()))];
+    assert!(waits_after(&farm, 1, &lives[1]).await);
     commit(held).await;
-    second.await.unwrap().unwrap();
+    for life in lives {
+        life.await.unwrap();
+    }
     assert!(node.heartbeat(&[], None).await.is_err());
     let lives = "SELECT count(*) FROM ci.session WHERE ended_at IS NULL AND $1 = 0";
     assert_eq!(farm.value::<i64>(lives, 0).await, 1);
@@ -534,4 +544,93 @@ async fn nothing_is_removed_in_the_middle_of_a_step() {
     assert!(waits(&farm, &retain).await);
     commit(held).await;
     retain.await.unwrap();
+}
+
+// --- who waits for no builder
+
+/// A heartbeat that names a build or none and is not committed yet.
+async fn open_heartbeat(pool: &PoolHandle, node: &Session, fences: &[Fence]) -> PgConnection {
+    let mut connection = open(&pool.login.direct_url).await;
+    let (jobs, attempts): (Vec<i64>, Vec<i64>) = fences.iter().map(|f| (f.job, f.attempt)).unzip();
+    let beat = sqlx::query("SELECT ci.heartbeat($1, $2, $3, $4)").bind(node.id).bind(&node.secret);
+    beat.bind(jobs).bind(attempts).execute(&mut connection).await.unwrap();
+    connection
+}
+
+#[tokio::test]
+async fn a_nodes_speed_does_not_wait_for_its_registration() {
+    let (farm, pool, node, _) = impatient(1).await;
+    farm.database
+        .execute("INSERT INTO ci.duration VALUES ('a', '{10,10,10}', 10), ('b', '{10,10,10}', 10)")
+        .await;
+    let claim = farm.claim(&node).await;
+    farm.advance(5.0).await;
+    farm.succeed(&node, &claim).await;
+    let mut held = open(&pool.login.direct_url).await;
+    let register = sqlx::query("SELECT ci.register('node', 'the secret of a node', 1)");
+    register.execute(&mut held).await.unwrap();
+    farm.pass(1.0).await;
+    commit(held).await;
+}
+
+#[tokio::test]
+async fn a_nodes_recovery_does_not_wait_for_its_heartbeat() {
+    let (farm, pool, node, _) = impatient(1).await;
+    let claim = farm.claim(&node).await;
+    node.fail(claim.fence, Failure::Oom, "killed").await.unwrap();
+    let claim = farm.claim(&node).await;
+    farm.succeed(&node, &claim).await;
+    let held = open_heartbeat(&pool, &node, &[]).await;
+    farm.pass(1.0).await;
+    commit(held).await;
+}
+
+#[tokio::test]
+async fn a_retry_that_may_go_anywhere_does_not_wait_for_a_claim_in_flight() {
+    let (farm, pool, node, _) = impatient(2).await;
+    let other = farm.node(&pool, "other").await;
+    let claim = farm.claim(&node).await;
+    node.fail(claim.fence, Failure::Network, "").await.unwrap();
+    farm.pass(31.0).await;
+    let mut held = open(&pool.login.direct_url).await;
+    let take = sqlx::query("SELECT job_id FROM ci.claim($1, $2, 2)").bind(other.id).bind(&other.secret);
+    assert_eq!(take.fetch_all(&mut held).await.unwrap().len(), 2);
+    farm.pass(121.0).await;
+    commit(held).await;
+}
+
+#[tokio::test]
+async fn a_new_limit_does_not_wait_for_a_heartbeat() {
+    let (farm, pool, node, _) = impatient(1).await;
+    let claim = farm.claim(&node).await;
+    let held = open_heartbeat(&pool, &node, &[claim.fence]).await;
+    farm.put_project(Project { max_concurrent: Some(1), ..Project::new("main") }).await;
+    commit(held).await;
+}
+
+#[tokio::test]
+async fn a_cancel_that_holds_up_the_resolver_does_not_wait_for_a_builder() {
+    let (farm, pool, node, jobs) = patient(1).await;
+    let step = open_step(&farm).await;
+    let (db, job) = (farm.frontend.clone(), jobs["a"].min(jobs["b"]));
+    let cancel = tokio::spawn(async move { people::cancel(&db, job).await });
+    assert!(waits(&farm, &cancel).await);
+    let claim = farm.claim(&node).await;
+    assert_eq!(claim.fence.job, job);
+    let held = open_heartbeat(&pool, &node, &[claim.fence]).await;
+    commit(step).await;
+    assert!(!waits(&farm, &cancel).await);
+    assert!(matches!(cancel.await.unwrap(), Err(Error::WrongState(_))));
+    commit(held).await;
+}
+
+#[tokio::test]
+async fn the_reaper_does_not_wait_for_a_heartbeat() {
+    let (farm, pool, node, _) = impatient(1).await;
+    let lead = farm.lead().await;
+    farm.advance(121.0).await;
+    let held = open_heartbeat(&pool, &node, &[]).await;
+    janitor::reap(&farm.operator, lead.generation).await.unwrap();
+    commit(held).await;
+    node.heartbeat(&[], None).await.unwrap();
 }
