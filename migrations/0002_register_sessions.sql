@@ -79,10 +79,10 @@ CREATE FUNCTION ci.rank() RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   WITH mine AS (
     SELECT p.id AS profile_id, l.project_id, l.id AS lane_id, l.top, l.active, (l.used + l.inflight) / pr.shares AS ratio,
-           1.0 / pr.shares AS weight, pr.max_concurrent AS most,
-           (SELECT count(*) FROM ci.lane o WHERE o.project_id = pr.id AND o.active) AS all_active
+           1.0 / pr.shares AS weight, pr.max_concurrent AS most, t.all_active
     FROM ci.profile p
     JOIN ci.lane l ON l.class_id = ANY (p.classes)
+    JOIN (SELECT o.project_id, count(*) AS all_active FROM ci.lane o WHERE o.active GROUP BY o.project_id) t ON t.project_id = l.project_id
     JOIN ci.project pr ON pr.id = l.project_id
      AND NOT pr.paused                                                                      -- fence: rank_paused
      AND (l.tier <> 0 OR pr.pools IS NULL OR p.pool_id = ANY (pr.pools))                    -- fence: rank_pools

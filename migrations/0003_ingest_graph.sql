@@ -66,7 +66,7 @@ CREATE FUNCTION ci.ingest(p_evaluation bigint, p_drv_paths text[], p_systems tex
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_evaluation ci.evaluation; v_n int := cardinality(p_drv_paths); v_bad record; v_depths int[];
-  v_new bigint[]; v_ids bigint[]; v_fresh bool[]; v_opened bigint[]; v_all bigint[]; v_known bigint[]; v_classes int[]; v_more record;
+  v_new bigint[]; v_ids bigint[]; v_fresh bool[]; v_opened bigint[]; v_all bigint[]; v_known record; v_wanted bigint[]; v_classes int[]; v_before bigint;
 BEGIN
   IF v_n > 10000 OR cardinality(p_edge_of) > 200000 OR cardinality(p_output_of) > 100000 OR cardinality(p_known) > 100000 THEN
     PERFORM ci.refuse('HC002', 'a chunk holds at most 10000 derivations, 100000 outputs, 100000 known inputs and 200000 edges');
@@ -82,13 +82,14 @@ BEGIN
     PERFORM ci.refuse('HC008', format('evaluation %s takes no derivations: it is unknown, complete, aborted or cancelled', p_evaluation));
   END IF;
 
-  -- Depths of everything an edge may point at; an unknown id leaves a hole.
-  SELECT p_depths || array_agg(coalesce(j.depth, -1) ORDER BY k.n) INTO v_depths
-  FROM unnest(p_known) WITH ORDINALITY k (id, n) LEFT JOIN ci.job j ON j.id = k.id;
-  v_depths := coalesce(v_depths, p_depths, '{}');
-  IF -1 = ANY (v_depths) THEN                                                               -- fence: dangling_id
+  -- Everything an edge may point at, and what is known of it; an unknown id leaves a hole.
+  SELECT array_agg(coalesce(j.depth, -1) ORDER BY k.n) AS depths, array_agg(j.id) FILTER (WHERE j.state = 'open') AS open,
+         array_agg(j.id) FILTER (WHERE j.state = 'cancelled' OR j.state = 'failed') AS ended, array_agg(DISTINCT j.class_id) AS classes
+  INTO v_known FROM unnest(p_known) WITH ORDINALITY k (id, n) LEFT JOIN ci.job j ON j.id = k.id;
+  IF -1 = ANY (v_known.depths) THEN                                                         -- fence: dangling_id
     PERFORM ci.refuse('HC006', 'an input named by its id is not in the database, or no more: ask which are known again');
   END IF;
+  v_depths := coalesce(p_depths, '{}') || coalesce(v_known.depths, '{}');
   SELECT o, i, i BETWEEN 1 AND cardinality(v_depths) AS there INTO v_bad FROM unnest(p_edge_of, p_edge_to) e (o, i)
   WHERE o NOT BETWEEN 1 AND v_n OR i < 1
      OR i > cardinality(v_depths)                                                           -- fence: dangling_edge
@@ -130,24 +131,34 @@ BEGIN
   v_all := coalesce(v_ids, '{}') || coalesce(p_known, '{}');
 
   -- What this evaluation did not want before. A new job is nobody else's to want.
-  INSERT INTO ci.want (job_id, evaluation_id) SELECT DISTINCT a, p_evaluation FROM unnest(v_new) a;
-  WITH wanted AS (INSERT INTO ci.want (job_id, evaluation_id) SELECT DISTINCT a, p_evaluation FROM (SELECT unnest(v_all) EXCEPT SELECT unnest(v_new)) x (a)
-                  ON CONFLICT DO NOTHING RETURNING job_id)
-  SELECT array_agg(job_id) INTO v_known FROM wanted;
-  IF v_known IS NOT NULL THEN
-    -- Known jobs gain a lane if this project did not want them yet; what only a cancel or exhausted retries ended opens again.
-    SELECT array_agg(DISTINCT j.class_id) AS classes, array_agg(j.id) FILTER (WHERE j.state = 'open') AS open,
-           array_agg(j.id) FILTER (WHERE j.state = 'cancelled' OR j.failure IS NOT NULL) AS ended
-    INTO v_more FROM unnest(v_known) a JOIN ci.job j ON j.id = a;
-    v_classes := v_classes || v_more.classes;
+  INSERT INTO ci.want (job_id, evaluation_id) SELECT a, p_evaluation FROM unnest(v_new) a ORDER BY 1;
+  IF cardinality(v_all) > coalesce(cardinality(v_new), 0) THEN
+    WITH wanted AS (INSERT INTO ci.want (job_id, evaluation_id)
+                    SELECT DISTINCT a, p_evaluation FROM unnest(v_all) a
+                    WHERE NOT EXISTS (SELECT FROM ci.want w WHERE w.job_id = a AND w.evaluation_id = p_evaluation)
+                    ORDER BY 1 ON CONFLICT DO NOTHING RETURNING job_id)
+    SELECT array_agg(job_id) INTO v_wanted FROM wanted;
+  END IF;
+  IF v_wanted IS NOT NULL THEN
+    v_classes := v_classes || v_known.classes;
+    IF false = ANY (v_fresh) THEN      -- some of the chunk were there although they were not said to be known
+      SELECT v_known.open || array_agg(j.id) FILTER (WHERE j.state = 'open'), v_known.ended || array_agg(j.id) FILTER (WHERE j.state IN ('cancelled', 'failed')),
+             v_classes || array_agg(DISTINCT j.class_id)
+      INTO v_known.open, v_known.ended, v_classes FROM unnest(v_ids) a JOIN ci.job j ON j.id = a;
+    END IF;
+    -- Known jobs gain a lane if this project did not want them yet; mostly its last evaluation did.
+    SELECT max(e.id) INTO v_before FROM ci.evaluation e
+    WHERE e.project_id = v_evaluation.project_id AND e.tier = v_evaluation.tier AND e.id < p_evaluation AND e.state IN ('evaluating', 'complete');
     INSERT INTO ci.event (kind, subject)
-    SELECT 'e', a FROM unnest(v_more.open) a
+    SELECT 'e', a FROM unnest(v_known.open) a
     WHERE EXISTS (SELECT FROM ci.running r WHERE r.job_id = a AND r.cancelled)
-       OR NOT EXISTS (SELECT FROM ci.want w JOIN ci.evaluation e ON e.id = w.evaluation_id
+       OR NOT EXISTS (SELECT FROM ci.want w WHERE w.job_id = a AND w.evaluation_id = v_before)
+      AND NOT EXISTS (SELECT FROM ci.want w JOIN ci.evaluation e ON e.id = w.evaluation_id
                       WHERE w.job_id = a AND e.project_id = v_evaluation.project_id AND e.tier = v_evaluation.tier
                         AND e.id <> p_evaluation AND e.state IN ('evaluating', 'complete'));   -- event: known_job_gains_lane
+    -- What only a cancel or exhausted retries ended opens again, once an evaluation.
     SELECT array_agg(id) INTO v_opened FROM (
-      SELECT j.id FROM ci.job j WHERE j.id = ANY (v_more.ended) AND (j.state = 'cancelled'
+      SELECT j.id FROM ci.job j WHERE j.id = ANY (v_known.ended) AND j.id = ANY (v_wanted) AND (j.state = 'cancelled'
         OR (j.state = 'failed' AND j.failure IN (SELECT kind FROM ci.failure_kind WHERE NOT sticky AND kind <> 'unsupported')))
       ORDER BY j.id FOR NO KEY UPDATE) x;                                                   -- lock: ingest_reopens
     IF v_opened IS NOT NULL THEN PERFORM ci.reopen(v_opened); END IF;

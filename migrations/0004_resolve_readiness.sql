@@ -8,11 +8,13 @@ CREATE FUNCTION ci.wanted(p_job bigint, p_after bigint DEFAULT 0) RETURNS bool L
                  WHERE w.job_id = p_job AND w.evaluation_id > p_after AND e.state IN ('evaluating', 'complete'))
 $$;
 
--- Ends jobs that will not run, out of `blocked` or `ready`. p_roots: for dep_failed, what failed first.
+-- Ends jobs that will not run, out of `blocked` or `ready`. p_roots: for dep_failed, what failed first. Under the resolver's
+-- lock, so that whoever comes to depend on one of them meanwhile is judged later: only those that have dependents are told of.
 CREATE FUNCTION ci.retire(p_jobs bigint[], p_state ci.job_state, p_failure text DEFAULT NULL, p_error text DEFAULT NULL,
     p_roots bigint[] DEFAULT NULL) RETURNS SETOF bigint LANGUAGE plpgsql AS $$
 DECLARE v_gone bigint[];
 BEGIN
+  IF p_jobs IS NULL THEN RETURN; END IF;
   WITH held AS (DELETE FROM ci.blocked WHERE job_id = ANY (p_jobs) RETURNING job_id),
        offered AS (DELETE FROM ci.ready WHERE job_id = ANY (ARRAY(
                      SELECT job_id FROM ci.ready WHERE job_id = ANY (p_jobs) FOR UPDATE SKIP LOCKED)) RETURNING job_id)   -- lock: retire_skips_claimed
@@ -22,7 +24,8 @@ BEGIN
   DELETE FROM ci.missing WHERE job_id = ANY (v_gone);
   UPDATE ci.job j SET state = p_state, failure = p_failure, error = p_error, root = u.root, ended_at = ci.clock()
   FROM unnest(p_jobs, p_roots) u (id, root) WHERE j.id = u.id AND u.id = ANY (v_gone);
-  INSERT INTO ci.event (kind, subject) SELECT 'd', unnest(v_gone);                          -- event: retired_tells_dependents
+  INSERT INTO ci.event (kind, subject) SELECT 'd', g FROM unnest(v_gone) g
+  WHERE EXISTS (SELECT FROM ci.job_input i WHERE i.input = g) OR EXISTS (SELECT FROM ci.blocked b WHERE b.watch = g);   -- event: retired_tells_dependents
   RETURN QUERY SELECT unnest(v_gone);
 END $$;
 
@@ -96,12 +99,10 @@ BEGIN
   UPDATE ci.lane l SET used = l.used + s.more, inflight = s.inflight, active = s.offered OR s.inflight > 0, top = coalesce(s.top, 0)
   FROM standing s WHERE l.id = s.id
     AND (s.more, s.inflight, s.offered OR s.inflight > 0, coalesce(s.top, 0)) IS DISTINCT FROM (0, l.inflight, l.active, l.top::int);
-  PERFORM ci.rank();
+  IF FOUND THEN PERFORM ci.rank(); END IF;
   -- A retry avoids the node that failed it only while another live node could take it.
   UPDATE ci.ready r SET avoid = NULL WHERE r.job_id = ANY (ARRAY(
     SELECT r.job_id FROM ci.ready r WHERE r.avoid IS NOT NULL AND NOT ci.other_node(r.class_id, r.avoid) FOR UPDATE SKIP LOCKED));    -- lock: avoid_skips
-  WITH again AS (DELETE FROM ci.passed_over RETURNING job_id)
-  INSERT INTO ci.event (kind, subject) SELECT 'u', job_id FROM again;                       -- event: passed_over_is_looked_at
   IF cardinality(v_entries) < p_rows THEN UPDATE ci.resolver SET folded_at = v_now; END IF;
 END $$;
 
@@ -111,8 +112,8 @@ CREATE FUNCTION ci.other_node(p_class int, p_node int) RETURNS bool LANGUAGE sql
       AND p_class = ANY (p.classes) AND NOT EXISTS (SELECT FROM ci.drain d WHERE d.node_id = s.node_id AND d.session_id IN (0, s.id)))
 $$;
 
--- Judges blocked jobs: retire, follow, watch on, or make ready. Answers the classes that gained ready jobs.
-CREATE FUNCTION ci.judge(p_jobs bigint[]) RETURNS int[] LANGUAGE plpgsql AS $$
+-- Judges blocked jobs: retire, follow, watch on, or make ready. Answers the classes that gained ready jobs, and how many ended.
+CREATE FUNCTION ci.judge(p_jobs bigint[], OUT classes int[], OUT ended int) LANGUAGE plpgsql AS $$
 DECLARE v_adopt bigint[]; v_bad bigint[]; v_roots bigint[]; v_ready bigint[]; v_follow bigint[]; v_lead bigint[];
 BEGIN
   -- Jobs that share an output with another: nothing to do if every output is canonical, else follow whoever makes it.
@@ -128,9 +129,7 @@ BEGIN
                 JOIN ci.job k ON k.id = p.job_id AND k.state = 'open'
                 WHERE o.job_id = t.job_id AND ((k.depth, k.id) < (j.depth, j.id) OR NOT EXISTS (SELECT FROM ci.blocked c WHERE c.job_id = k.id)) LIMIT 1) y ON true
   WHERE t.job_id = ANY (p_jobs);
-  IF v_adopt IS NOT NULL THEN
-    PERFORM ci.retire(v_adopt, 'succeeded');
-  END IF;
+  ended := (SELECT count(*) FROM ci.retire(v_adopt, 'succeeded'));
   -- Whoever followed one of these while it was ready or ran, but is in front of it now that both wait, looks again.
   INSERT INTO ci.event (kind, subject)
   SELECT 'e', f.job_id FROM ci.twin t JOIN ci.blocked b ON b.job_id = t.job_id JOIN ci.job j ON j.id = t.job_id
@@ -155,10 +154,8 @@ BEGIN
     UPDATE ci.blocked b SET watch = f.lead FROM unnest(v_follow, v_lead) f (job_id, lead)
     WHERE b.job_id = f.job_id AND b.watch IS DISTINCT FROM f.lead;
   END IF;
-  IF v_bad IS NOT NULL THEN
-    PERFORM ci.retire(v_bad, 'dep_failed', p_roots => v_roots);
-  END IF;
-  IF v_ready IS NULL THEN RETURN NULL; END IF;
+  ended := ended + (SELECT count(*) FROM ci.retire(v_bad, 'dep_failed', p_roots => v_roots));
+  IF v_ready IS NULL THEN RETURN; END IF;
 
   -- Not before its time, and not while a signer looks for an input that was reported missing.
   WITH out AS (DELETE FROM ci.blocked b WHERE b.job_id = ANY (v_ready)
@@ -170,7 +167,7 @@ BEGIN
                       CASE WHEN j.avoid IS NOT NULL AND ci.other_node(j.class_id, j.avoid) THEN j.avoid END, ci.clock()
                FROM out JOIN ci.job j ON j.id = out.job_id RETURNING job_id)
   SELECT array_agg(job_id) INTO v_ready FROM put;
-  RETURN ci.offer_jobs(v_ready);
+  classes := ci.offer_jobs(v_ready);
 END $$;
 
 -- Looks again at jobs that are not blocked: dep-failed ones whose inputs recovered, ready ones whose inputs were lost,
@@ -230,7 +227,7 @@ END $$;
 CREATE FUNCTION ci.resolve(p_rows int DEFAULT 1000) RETURNS TABLE (events int, classes int[], ended int, stops bool)
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-  v_now timestamptz := ci.clock(); v_folded timestamptz; v_batch record; v_n int; v_last bigint;
+  v_now timestamptz := ci.clock(); v_folded timestamptz; v_batch record; v_n int; v_last bigint; v_ended int := 0;
   v_jobs bigint[]; v_of bigint[]; v_blocked bigint[]; v_others bigint[];
 BEGIN
   SELECT r.folded_at INTO v_folded FROM ci.resolver r FOR UPDATE SKIP LOCKED;               -- lock: one_resolver
@@ -238,6 +235,10 @@ BEGIN
   WITH due AS (UPDATE ci.blocked SET run_at = NULL WHERE job_id = ANY (ARRAY(
                  SELECT b.job_id FROM ci.blocked b WHERE b.run_at <= v_now ORDER BY b.run_at LIMIT p_rows)) RETURNING job_id)
   INSERT INTO ci.event (kind, subject) SELECT 'e', job_id FROM due;                         -- event: due_retry_is_judged
+  IF v_folded <= v_now - interval '1 second' THEN
+    WITH again AS (DELETE FROM ci.passed_over RETURNING job_id)
+    INSERT INTO ci.event (kind, subject) SELECT 'u', job_id FROM again;                     -- event: passed_over_is_looked_at
+  END IF;
 
   SELECT array_agg(x.id ORDER BY x.id) AS ids, coalesce(bool_or(x.kind IN ('v', 'u')), false) AS cancels,
          coalesce(bool_or(x.kind = 'p'), false) AS profiles, count(*) FILTER (WHERE x.kind IN ('d', 'o')) AS ends
@@ -282,18 +283,19 @@ BEGIN
 
   IF v_n > 0 THEN
     IF v_batch.cancels THEN
-      PERFORM ci.retire(ARRAY(SELECT DISTINCT j FROM unnest(v_jobs) j WHERE NOT ci.wanted(j)), 'cancelled', NULL, 'no evaluation wants it any more');
+      v_ended := (SELECT count(*) FROM ci.retire(ARRAY(SELECT DISTINCT j FROM unnest(v_jobs) j WHERE NOT ci.wanted(j)),
+                    'cancelled', NULL, 'no evaluation wants it any more'));
     END IF;
     SELECT array_agg(b.job_id), array_agg(j) FILTER (WHERE b.job_id IS NULL) INTO v_blocked, v_others
     FROM (SELECT DISTINCT unnest(v_jobs) AS j ORDER BY 1) x LEFT JOIN ci.blocked b ON b.job_id = x.j;
-    classes := ci.judge(v_blocked);
+    SELECT j.classes, v_ended + j.ended INTO classes, v_ended FROM ci.judge(v_blocked) j;
     IF v_others IS NOT NULL THEN
       classes := classes || ci.reconsider(v_others);
       stops := EXISTS (SELECT FROM ci.running r WHERE r.job_id = ANY (v_others) AND r.cancelled);
     END IF;
   END IF;
   events := cardinality(v_batch.ids);
-  ended := v_batch.ends;
+  ended := v_batch.ends + v_ended;
   stops := coalesce(stops, false);
   RETURN NEXT;
 END $$;

@@ -136,6 +136,7 @@ CREATE FUNCTION ci.settle_missing(p_path text, p_gone bool) RETURNS int
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE v_waiting bigint[]; v_count int := 0;
 BEGIN
+  PERFORM FROM ci.resolver FOR UPDATE;                                                      -- lock: settle_resolver
   WITH told AS (DELETE FROM ci.missing WHERE path = p_path RETURNING job_id) SELECT array_agg(job_id) INTO v_waiting FROM told;
   IF p_gone THEN
     v_count := ci.unpublish(ARRAY[p_path]);

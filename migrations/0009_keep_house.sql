@@ -137,6 +137,7 @@ BEGIN
   IF v_hours <= 0 THEN RETURN 0; END IF;
   UPDATE ci.lane SET used = used * 0.95 ^ least(v_hours, 1000) WHERE used > 0;
   UPDATE ci.resolver SET decayed_at = decayed_at + make_interval(hours => v_hours);
+  PERFORM ci.rank();
   RETURN v_hours;
 END $$;
 

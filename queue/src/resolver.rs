@@ -10,10 +10,10 @@ use tokio::time::{Instant, timeout};
 use crate::listen::{Channel, notify};
 use crate::{Db, Result};
 
-/// Rows a step touches at most: some 20 ms of work, so that nobody waits long for what it locks.
-pub const STEP_ROWS: i32 = 250;
+/// Rows a step touches at most: a few milliseconds of work, so that nobody waits long for what it locks.
+pub const STEP_ROWS: i32 = 100;
 /// Wake-ups are sent this far apart at least, each for all that became ready meanwhile.
-const WAKE_EVERY: Duration = Duration::from_millis(20);
+const WAKE_EVERY: Duration = Duration::from_millis(15);
 /// Without a nudge it looks this often.
 const POLL: Duration = Duration::from_millis(500);
 /// A step costs about a millisecond however little it finds: after a small one, more is let gather.

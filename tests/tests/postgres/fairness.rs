@@ -28,6 +28,7 @@ async fn rivals(slots: i32) -> (Farm, Session) {
 async fn set_used(farm: &Farm, project: &str, seconds: f64) {
     let update = "UPDATE ci.lane l SET used = $2 FROM ci.project p WHERE p.id = l.project_id AND p.name = $1";
     sqlx::query(update).bind(project).bind(seconds).execute(&farm.database.admin()).await.unwrap();
+    farm.database.execute("SELECT ci.rank()").await;
     farm.pass(1.0).await;
 }
 
@@ -160,7 +161,7 @@ async fn use_on_machines_that_a_node_cannot_be_does_not_count_for_it() {
     farm.evaluate_nodes("main", vec![arm]).await;
     farm.settle().await;
     set_used(&farm, "other", 50.0).await;
-    let foreign = "UPDATE ci.lane l SET used = 1000 FROM ci.class c WHERE c.id = l.class_id AND c.system = 'aarch64-linux'";
+    let foreign = "UPDATE ci.lane l SET used = 1000 FROM ci.class c WHERE c.id = l.class_id AND c.system = 'aarch64-linux'; SELECT ci.rank()";
     farm.database.execute(foreign).await;
     farm.pass(1.0).await;
     assert_eq!(share_of_main(&farm, &node, 1).await, 1);

@@ -89,7 +89,7 @@ async fn rebuilds_of_two_projects_are_in_the_order_of_their_use() {
     let one = farm.evaluate("main", &[("one", &[])]).await;
     let two = farm.queue("other", &[("two", &[])]).await;
     fail_all(&farm, &node).await;
-    farm.database.execute("UPDATE ci.lane SET used = 1000 WHERE project_id = 1").await;
+    farm.database.execute("UPDATE ci.lane SET used = 1000 WHERE project_id = 1; SELECT ci.rank()").await;
     people::rebuild(&farm.frontend, one["one"]).await.unwrap();
     people::rebuild(&farm.frontend, two["two"]).await.unwrap();
     farm.pass(1.0).await;
@@ -106,7 +106,7 @@ async fn after_its_rebuild_a_project_waits_its_turn_again() {
     farm.evaluate("other", &[("turn", &[])]).await;
     people::rebuild(&farm.frontend, first["manual"]).await.unwrap();
     farm.settle().await;
-    farm.database.execute("UPDATE ci.lane SET used = 1000 WHERE project_id = 1").await;
+    farm.database.execute("UPDATE ci.lane SET used = 1000 WHERE project_id = 1; SELECT ci.rank()").await;
     farm.pass(1.0).await;
     assert_eq!(name(&farm.claim(&node).await), "manual");
     assert_eq!(name(&farm.claim(&node).await), "turn");

@@ -535,6 +535,18 @@ async fn nothing_is_found_unsupported_in_the_middle_of_a_step() {
 }
 
 #[tokio::test]
+async fn nothing_is_settled_in_the_middle_of_a_step() {
+    let (farm, ..) = patient(1).await;
+    let held = open_step(&farm).await;
+    let db = farm.signer.clone();
+    let settle =
+        tokio::spawn(async move { signer::settle_missing(&db, "/nix/store/nothing", true).await.unwrap() });
+    assert!(waits(&farm, &settle).await);
+    commit(held).await;
+    settle.await.unwrap();
+}
+
+#[tokio::test]
 async fn nothing_is_removed_in_the_middle_of_a_step() {
     let (farm, ..) = patient(1).await;
     let lead = farm.lead().await;
