@@ -44,13 +44,13 @@ BEGIN
   DELETE FROM ci.offer o WHERE o.job_id = take_one.job_id;
 END $$;
 
--- Takes up to p_quotas[k] jobs of turn p_turns[k], best first, out of `ready` and `offer`. `rest`: turns that may have more.
+-- Takes up to p_quotas[k] jobs of turn p_turns[k], best first, out of `ready` and `offer`. `spent`: turns that had less.
 -- Where this type of node serves all lanes of a project, its best offers are the first of one index; else each lane is asked.
 CREATE FUNCTION ci.take(p_turns int[], p_quotas int[], p ci.profile, p_manual bool, p_node int,
-    OUT jobs bigint[], OUT turns int[], OUT lanes int[], OUT estimates real[], OUT rest int[]) LANGUAGE plpgsql AS $$
-DECLARE i int; n int; v_quotas int[] := p_quotas; v_lanes int[]; v_one record; v_some record;
+    OUT jobs bigint[], OUT turns int[], OUT lanes int[], OUT estimates real[], OUT spent int[]) LANGUAGE plpgsql AS $$
+DECLARE i int; n int; v_quotas int[] := p_quotas; v_one record; v_some record;
 BEGIN
-  rest := '{}';
+  spent := '{}';
   FOR k IN 1 .. cardinality(p_turns) LOOP
     i := p_turns[k];
     IF p.limits[i] IS NOT NULL THEN v_quotas[k] := cardinality(ci.permits(p.projects[i], p.limits[i], p_quotas[k])); END IF;
@@ -84,7 +84,7 @@ BEGIN
   FOR k IN 1 .. cardinality(p_turns) LOOP
     i := p_turns[k];
     n := coalesce(cardinality(array_positions(turns, i)), 0);
-    IF n = p_quotas[k] THEN rest := rest || i; END IF;
+    IF n < p_quotas[k] THEN spent := spent || i; END IF;
     IF n > 0 AND p.limits[i] IS NOT NULL THEN
       PERFORM ci.permit(p.projects[i], p.limits[i], ARRAY(SELECT u.job FROM unnest(jobs, turns) u (job, turn) WHERE u.turn = i));
     END IF;
@@ -100,7 +100,7 @@ CREATE FUNCTION ci.claim(p_session bigint, p_secret text, p_want int)
 #variable_conflict use_column
 DECLARE
   v_session record; p ci.profile; v_got record; v_free int; v_left int := p_want; v_drains bool; v_now timestamptz := ci.clock();
-  v_order int[]; v_next int; v_turns int[]; v_asked int[]; v_quotas int[];
+  v_order int[]; v_next int; v_turn int; v_turns int[]; v_asked int[]; v_quotas int[];
   v_jobs bigint[]; v_of int[]; v_lanes int[]; v_estimates real[];
 BEGIN
   -- One claim of a session at a time: its free slots are counted, and its drains looked for, under this lock.
@@ -147,9 +147,9 @@ BEGIN
             SELECT i, place FROM unnest(v_turns) WITH ORDINALITY t (i, place), generate_series(0, v_left - 1) k
             ORDER BY p.ranks[i] + k * 60 * p.weights[i], place LIMIT v_left) x GROUP BY i) y;
       END IF;
-      -- Who has less than its part, or may have no more, leaves the rest to the others.
       v_got := ci.take(v_asked, v_quotas, p, v_pass = 1, v_session.node_id);
-      v_turns := CASE WHEN v_left = 1 THEN v_turns[2:] ELSE v_got.rest END;
+      -- Who has less than its part, or may have no more, leaves the rest to the others.
+      FOREACH v_turn IN ARRAY v_got.spent LOOP v_turns := array_remove(v_turns, v_turn); END LOOP;
       v_jobs := v_jobs || v_got.jobs;
       v_of := v_of || v_got.turns;
       v_lanes := v_lanes || v_got.lanes;

@@ -168,6 +168,16 @@ async fn use_on_machines_that_a_node_cannot_be_does_not_count_for_it() {
 }
 
 #[tokio::test]
+async fn a_batch_that_one_project_cannot_fill_is_filled_by_the_others() {
+    let (farm, _, node) = Farm::small(6).await;
+    farm.project("other").await;
+    backlog(&farm, "main", 1).await;
+    backlog(&farm, "other", 8).await;
+    set_used(&farm, "other", 1_000_000.0).await;
+    assert_eq!(farm.claim_names(&node, 6).await.len(), 6);
+}
+
+#[tokio::test]
 async fn a_batch_is_spread_as_if_it_were_picked_one_by_one() {
     let (farm, node) = rivals(6).await;
     assert_eq!(share_of_main(&farm, &node, 6).await, 3);
