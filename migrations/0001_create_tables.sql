@@ -212,7 +212,6 @@ CREATE TABLE ci.canonical (
   node_id     int,
   recorded_at timestamptz NOT NULL DEFAULT ci.clock()
 );
-CREATE INDEX canonical_node ON ci.canonical (node_id) WHERE node_id IS NOT NULL;
 
 -- Jobs that share an output path with another: only these look for a leader to follow.
 CREATE TABLE ci.twin (job_id bigint PRIMARY KEY);
@@ -356,16 +355,16 @@ CREATE TABLE ci.drain (
 
 -- Ended attempts. The number is the fence a claim handed out.
 CREATE TABLE ci.attempt (
-  id         bigint PRIMARY KEY,
+  id         bigint NOT NULL,
   job_id     bigint NOT NULL,
   session_id bigint NOT NULL,
   lane_id    int NOT NULL,
   claimed_at timestamptz NOT NULL,
   ended_at   timestamptz NOT NULL,
   outcome    text NOT NULL,                       -- succeeded, a ci.failure_kind, or cancelled
-  message    text
+  message    text,
+  PRIMARY KEY (job_id, id)
 );
-CREATE INDEX attempt_job ON ci.attempt (job_id, id);
 CREATE INDEX attempt_session ON ci.attempt (session_id, id);
 
 -- How long builds of a name took, most recent first, versions not counted.

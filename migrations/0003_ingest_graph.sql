@@ -122,7 +122,8 @@ BEGIN
                     WHERE j.id = u.id AND j.state = 'cached' AND NOT p_cached[u.n] RETURNING j.id)
     SELECT array_agg(id) INTO v_opened FROM opened;
     IF v_opened IS NOT NULL THEN
-      SELECT array_agg(fresh OR id = ANY (v_opened) ORDER BY n) INTO v_fresh FROM unnest(v_ids, v_fresh) WITH ORDINALITY u (id, fresh, n);
+      SELECT array_agg(u.fresh OR o.id IS NOT NULL ORDER BY u.n) INTO v_fresh
+      FROM unnest(v_ids, v_fresh) WITH ORDINALITY u (id, fresh, n) LEFT JOIN unnest(v_opened) o (id) ON o.id = u.id;
       DELETE FROM ci.aterm WHERE job_id = ANY (v_opened);
       DELETE FROM ci.output WHERE job_id = ANY (v_opened);
       DELETE FROM ci.job_input WHERE referrer = ANY (v_opened);
@@ -158,7 +159,7 @@ BEGIN
                         AND e.id <> p_evaluation AND e.state IN ('evaluating', 'complete'));   -- event: known_job_gains_lane
     -- What only a cancel or exhausted retries ended opens again, once an evaluation.
     SELECT array_agg(id) INTO v_opened FROM (
-      SELECT j.id FROM ci.job j WHERE j.id = ANY (v_known.ended) AND j.id = ANY (v_wanted) AND (j.state = 'cancelled'
+      SELECT j.id FROM ci.job j WHERE j.id IN (SELECT unnest(v_known.ended) INTERSECT SELECT unnest(v_wanted)) AND (j.state = 'cancelled'
         OR (j.state = 'failed' AND j.failure IN (SELECT kind FROM ci.failure_kind WHERE NOT sticky AND kind <> 'unsupported')))
       ORDER BY j.id FOR NO KEY UPDATE) x;                                                   -- lock: ingest_reopens
     IF v_opened IS NOT NULL THEN PERFORM ci.reopen(v_opened); END IF;

@@ -33,15 +33,13 @@ impl Db {
         if pooled {
             options = options.extra_float_digits(None);
         }
-        // A connection fresh from use needs no ping, which would be a second round trip for every call.
-        let pool = PgPoolOptions::new()
-            .max_connections(connections)
-            .test_before_acquire(false)
-            .before_acquire(|connection, meta| {
-                Box::pin(async move { Ok(meta.idle_for < FRESH || connection.ping().await.is_ok()) })
-            })
-            .connect_lazy_with(options);
-        Ok(Self { pool, pooled })
+        Ok(Self { pool: pool(options, connections), pooled })
+    }
+
+    /// The same database by one connection of its own. PostgreSQL plans a function's statements anew on every connection:
+    /// whoever calls the same one again and again keeps to one.
+    pub fn alone(&self) -> Self {
+        Self { pool: pool((*self.pool.connect_options()).clone(), 1), pooled: self.pooled }
     }
 
     /// The same database by an existing pool of direct connections.
@@ -82,4 +80,15 @@ impl Db {
         let rows = self.rows(query).await?;
         Ok(rows.iter().map(|row| row.try_get(0)).collect::<std::result::Result<_, _>>()?)
     }
+}
+
+fn pool(options: PgConnectOptions, connections: u32) -> PgPool {
+    // A connection fresh from use needs no ping, which would be a second round trip for every call.
+    PgPoolOptions::new()
+        .max_connections(connections)
+        .test_before_acquire(false)
+        .before_acquire(|connection, meta| {
+            Box::pin(async move { Ok(meta.idle_for < FRESH || connection.ping().await.is_ok()) })
+        })
+        .connect_lazy_with(options)
 }

@@ -10,8 +10,8 @@ use tokio::time::{Instant, timeout};
 use crate::listen::{Channel, notify};
 use crate::{Db, Result};
 
-/// Rows a step touches at most: a few milliseconds of work, so that nobody waits long for what it locks.
-pub const STEP_ROWS: i32 = 100;
+/// Rows a step touches at most: some 20 ms of work, so that nobody waits long for what it locks.
+pub const STEP_ROWS: i32 = 250;
 /// Wake-ups are sent this far apart at least, each for all that became ready meanwhile.
 const WAKE_EVERY: Duration = Duration::from_millis(15);
 /// Without a nudge it looks this often.
@@ -75,8 +75,9 @@ impl Resolver {
         self.nudged.notify_one();
     }
 
-    /// Resolves for as long as it lives.
+    /// Resolves for as long as it lives, on a connection of its own.
     pub async fn run(&self, db: &Db) {
+        let db = &db.alone();
         let mut wake = WakeUps::default();
         loop {
             match step(db, STEP_ROWS).await {

@@ -47,7 +47,7 @@ pub async fn stall(bench: &Bench, report: &mut Report<'_>) {
         let su = bench.su(WORKERS).await;
 
         let (measuring, over) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
-        let stepping = Task(tokio::spawn(step(farm.signer.clone(), over.clone())));
+        let stepping = Task(tokio::spawn(step(farm.signer.alone(), over.clone())));
         let others = workers.into_iter().map(|worker| {
             let (measuring, over) = (measuring.clone(), over.clone());
             async move {
