@@ -135,9 +135,7 @@ BEGIN
   INSERT INTO ci.want (job_id, evaluation_id) SELECT a, p_evaluation FROM unnest(v_new) a ORDER BY 1;
   IF cardinality(v_all) > coalesce(cardinality(v_new), 0) THEN
     WITH wanted AS (INSERT INTO ci.want (job_id, evaluation_id)
-                    SELECT DISTINCT a, p_evaluation FROM unnest(v_all) a
-                    WHERE NOT EXISTS (SELECT FROM ci.want w WHERE w.job_id = a AND w.evaluation_id = p_evaluation)
-                    ORDER BY 1 ON CONFLICT DO NOTHING RETURNING job_id)
+                    SELECT DISTINCT a, p_evaluation FROM unnest(v_all) a ORDER BY 1 ON CONFLICT DO NOTHING RETURNING job_id)
     SELECT array_agg(job_id) INTO v_wanted FROM wanted;
   END IF;
   IF v_wanted IS NOT NULL THEN

@@ -227,15 +227,15 @@ END $$;
 CREATE FUNCTION ci.resolve(p_rows int DEFAULT 1000) RETURNS TABLE (events int, classes int[], ended int, stops bool)
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-  v_now timestamptz := ci.clock(); v_folded timestamptz; v_batch record; v_n int; v_last bigint; v_ended int := 0;
+  v_now timestamptz := ci.clock(); v_due bool; v_batch record; v_n int; v_last bigint; v_ended int := 0;
   v_jobs bigint[]; v_of bigint[]; v_blocked bigint[]; v_others bigint[];
 BEGIN
-  SELECT r.folded_at INTO v_folded FROM ci.resolver r FOR UPDATE SKIP LOCKED;               -- lock: one_resolver
+  SELECT r.folded_at <= v_now - interval '1 second' INTO v_due FROM ci.resolver r FOR UPDATE SKIP LOCKED;    -- lock: one_resolver
   IF NOT FOUND THEN RETURN QUERY SELECT -1, NULL::int[], 0, false; RETURN; END IF;
   WITH due AS (UPDATE ci.blocked SET run_at = NULL WHERE job_id = ANY (ARRAY(
                  SELECT b.job_id FROM ci.blocked b WHERE b.run_at <= v_now ORDER BY b.run_at LIMIT p_rows)) RETURNING job_id)
   INSERT INTO ci.event (kind, subject) SELECT 'e', job_id FROM due;                         -- event: due_retry_is_judged
-  IF v_folded <= v_now - interval '1 second' THEN
+  IF v_due THEN
     WITH again AS (DELETE FROM ci.passed_over RETURNING job_id)
     INSERT INTO ci.event (kind, subject) SELECT 'u', job_id FROM again;                     -- event: passed_over_is_looked_at
   END IF;
@@ -245,7 +245,7 @@ BEGIN
   INTO v_batch FROM (SELECT e.id, e.kind FROM ci.event e ORDER BY e.id LIMIT p_rows) x;
   -- The gate before anything that an ingest could wait for.
   IF v_batch.cancels THEN PERFORM FROM ci.gate FOR UPDATE; END IF;                          -- lock: cancel_gate
-  IF v_folded <= v_now - interval '1 second' THEN PERFORM ci.fold(p_rows); END IF;
+  IF v_due THEN PERFORM ci.fold(p_rows); END IF;
   IF v_batch.ids IS NULL THEN RETURN QUERY SELECT 0, NULL::int[], 0, false; RETURN; END IF;
   IF v_batch.profiles THEN
     PERFORM ci.match_profiles();

@@ -50,6 +50,15 @@ async fn open_claim(pool: &PoolHandle, node: &Session) -> (PgConnection, Vec<i64
     (connection, rows.iter().map(|row| row.get(0)).collect())
 }
 
+/// A heartbeat that names a build or none and is not committed yet.
+async fn open_heartbeat(pool: &PoolHandle, node: &Session, fences: &[Fence]) -> PgConnection {
+    let mut connection = open(&pool.login.direct_url).await;
+    let (jobs, attempts): (Vec<i64>, Vec<i64>) = fences.iter().map(|f| (f.job, f.attempt)).unzip();
+    let beat = sqlx::query("SELECT ci.heartbeat($1, $2, $3, $4)").bind(node.id).bind(&node.secret);
+    beat.bind(jobs).bind(attempts).execute(&mut connection).await.unwrap();
+    connection
+}
+
 /// A step of the resolver that is not committed yet.
 async fn open_step(farm: &Farm) -> PgConnection {
     let mut connection = open(&farm.direct_url).await;
@@ -93,6 +102,18 @@ async fn waits_after<T>(farm: &Farm, others: i64, call: &JoinHandle<T>) -> bool 
 
 async fn waits<T>(farm: &Farm, call: &JoinHandle<T>) -> bool {
     waits_after(farm, 0, call).await
+}
+
+/// Makes a call while a transaction is held open: it waits for that one, and goes on once it is committed.
+async fn after<T: Send + 'static>(
+    farm: &Farm,
+    held: PgConnection,
+    call: impl Future<Output = T> + Send + 'static,
+) -> T {
+    let call = tokio::spawn(call);
+    assert!(waits(farm, &call).await);
+    commit(held).await;
+    call.await.unwrap()
 }
 
 async fn cancel_evaluation(farm: &Farm, evaluation: &Evaluation) {
@@ -147,10 +168,8 @@ async fn two_claims_of_a_session_come_one_after_the_other() {
     let (farm, pool, node, _) = patient(1).await;
     let (held, taken) = open_claim(&pool, &node).await;
     assert_eq!(taken.len(), 1);
-    let second = tokio::spawn(async move { node.claim(1).await.unwrap().len() });
-    assert!(waits(&farm, &second).await);
-    commit(held).await;
-    assert_eq!(second.await.unwrap(), 0);
+    let second = after(&farm, held, async move { node.claim(1).await.unwrap().len() }).await;
+    assert_eq!(second, 0);
     farm.assert_sound().await;
 }
 
@@ -160,10 +179,8 @@ async fn a_claim_that_meets_the_end_of_its_session_gets_nothing() {
     let mut held = open(&pool.login.direct_url).await;
     let leave = sqlx::query("SELECT ci.deregister($1, $2)").bind(node.id).bind(&node.secret);
     leave.execute(&mut held).await.unwrap();
-    let claim = tokio::spawn(async move { node.claim(1).await });
-    assert!(waits(&farm, &claim).await);
-    commit(held).await;
-    assert!(matches!(claim.await.unwrap(), Err(Error::SessionOver(_))));
+    let claim = after(&farm, held, async move { node.claim(1).await }).await;
+    assert!(matches!(claim, Err(Error::SessionOver(_))));
     farm.assert_sound().await;
 }
 
@@ -175,10 +192,7 @@ async fn a_drain_waits_for_a_claim_in_flight() {
     let id = farm.node_of(&node).await;
     let (held, _) = open_claim(&pool, &node).await;
     let db = farm.operator.clone();
-    let drain = tokio::spawn(async move { people::drain(&db, id, "cordoned", None).await.unwrap() });
-    assert!(waits(&farm, &drain).await);
-    commit(held).await;
-    drain.await.unwrap();
+    after(&farm, held, async move { people::drain(&db, id, "cordoned", None).await.unwrap() }).await;
     assert!(node.claim(1).await.unwrap().is_empty());
 }
 
@@ -188,10 +202,9 @@ async fn a_node_that_is_claiming_is_not_idle() {
     let id = farm.node_of(&node).await;
     let (held, _) = open_claim(&pool, &node).await;
     let db = farm.operator.clone();
-    let mark = tokio::spawn(async move { people::drain_idle(&db, &[id], "scale-in").await.unwrap() });
-    assert!(waits(&farm, &mark).await);
-    commit(held).await;
-    assert!(mark.await.unwrap().is_empty());
+    let mark =
+        after(&farm, held, async move { people::drain_idle(&db, &[id], "scale-in").await.unwrap() }).await;
+    assert!(mark.is_empty());
 }
 
 // --- the resolver and what it must not wait for
@@ -235,10 +248,7 @@ async fn a_new_lane_does_not_wait_for_a_claim_in_flight() {
 async fn a_cancel_neither_waits_for_a_heartbeat_in_flight_nor_is_lost_to_it() {
     let (farm, pool, node, jobs) = impatient(1).await;
     let claim = farm.claim(&node).await;
-    let mut held = open(&pool.login.direct_url).await;
-    let beat =
-        sqlx::query("SELECT ci.heartbeat($1, $2, ARRAY[$3], ARRAY[$4])").bind(node.id).bind(&node.secret);
-    beat.bind(claim.fence.job).bind(claim.fence.attempt).execute(&mut held).await.unwrap();
+    let held = open_heartbeat(&pool, &node, &[claim.fence]).await;
     cancel_evaluation(&farm, &jobs).await;
     step(&farm).await;
     commit(held).await;
@@ -265,10 +275,7 @@ async fn a_cancelling_step_waits_for_an_ingest_that_wants_the_job() {
     let held = open_ingest(&farm, jobs["a"]).await;
     cancel_evaluation(&farm, &jobs).await;
     let db = farm.operator.clone();
-    let cancel = tokio::spawn(async move { resolver::step(&db, 1000).await.unwrap() });
-    assert!(waits(&farm, &cancel).await);
-    commit(held).await;
-    cancel.await.unwrap();
+    after(&farm, held, async move { resolver::step(&db, 1000).await.unwrap() }).await;
     farm.settle().await;
     assert_eq!(farm.state(jobs["a"]).await, "ready");
     assert_eq!(farm.state(jobs["b"]).await, "cancelled");
@@ -283,10 +290,7 @@ async fn retention_waits_for_an_ingest_that_wants_the_job() {
     farm.database.execute("DELETE FROM ci.want; INSERT INTO ci.orphan SELECT id FROM ci.job").await;
     let held = open_ingest(&farm, jobs["a"]).await;
     let (db, generation) = (farm.operator.clone(), lead.generation);
-    let retain = tokio::spawn(async move { janitor::retain(&db, generation).await.unwrap() });
-    assert!(waits(&farm, &retain).await);
-    commit(held).await;
-    retain.await.unwrap();
+    after(&farm, held, async move { janitor::retain(&db, generation).await.unwrap() }).await;
     assert_eq!(farm.state(jobs["a"]).await, "succeeded");
 }
 
@@ -296,10 +300,8 @@ async fn a_persons_cancel_meets_a_step_that_makes_the_job_ready() {
     let jobs = farm.evaluate("main", &[("c", &[])]).await;
     let held = open_step(&farm).await;
     let (db, job) = (farm.frontend.clone(), jobs["c"]);
-    let cancel = tokio::spawn(async move { people::cancel(&db, job).await.unwrap() });
-    assert!(waits(&farm, &cancel).await);
-    commit(held).await;
-    assert!(cancel.await.unwrap());
+    let cancel = after(&farm, held, async move { people::cancel(&db, job).await.unwrap() }).await;
+    assert!(cancel);
     assert_eq!(farm.state(job).await, "cancelled");
 }
 
@@ -310,12 +312,10 @@ async fn a_change_of_a_project_does_not_overwrite_what_a_step_ranks() {
     farm.evaluate("main", &[("a", &[])]).await;
     let held = open_step(&farm).await;
     let db = farm.operator.clone();
-    let change = tokio::spawn(async move {
+    after(&farm, held, async move {
         people::put_project(&db, &Project { shares: 7, ..Project::new("other") }).await.unwrap()
-    });
-    assert!(waits(&farm, &change).await);
-    commit(held).await;
-    change.await.unwrap();
+    })
+    .await;
     assert_eq!(node.claim(1).await.unwrap().len(), 1);
 }
 
@@ -336,10 +336,9 @@ async fn of_two_words_about_an_attempt_the_first_counts() {
     let claim = farm.claim(&node).await;
     let held = open_return(&pool, &node, claim.fence).await;
     let (second, fence) = (node.clone(), claim.fence);
-    let fail = tokio::spawn(async move { second.fail(fence, Failure::BuildError, "no").await.unwrap() });
-    assert!(waits(&farm, &fail).await);
-    commit(held).await;
-    assert!(!fail.await.unwrap());
+    let fail =
+        after(&farm, held, async move { second.fail(fence, Failure::BuildError, "no").await.unwrap() }).await;
+    assert!(!fail);
     farm.settle().await;
     assert_eq!(farm.state(claim.fence.job).await, "ready");
     farm.assert_sound().await;
@@ -432,10 +431,7 @@ async fn of_two_evaluations_one_opens_a_job_again() {
     let again = farm.begin("main").await;
     let job = jobs["a"];
     let mut connection = PgConnection::connect(&farm.database.direct_url()).await.unwrap();
-    let second = tokio::spawn(async move { want(&mut connection, again.evaluation, job).await });
-    assert!(waits(&farm, &second).await);
-    commit(held).await;
-    second.await.unwrap();
+    after(&farm, held, async move { want(&mut connection, again.evaluation, job).await }).await;
     farm.assert_sound().await;
 }
 
@@ -447,10 +443,7 @@ async fn what_two_people_forget_is_opened_once() {
         open_words(&farm, "SELECT ci.forget(ARRAY(SELECT path FROM ci.canonical)); SELECT ci.resolve(1000)")
             .await;
     let (db, path) = (farm.signer.clone(), store_path("a", "a"));
-    let second = tokio::spawn(async move { signer::forget(&db, &[path], None).await.unwrap() });
-    assert!(waits(&farm, &second).await);
-    commit(held).await;
-    second.await.unwrap();
+    after(&farm, held, async move { signer::forget(&db, &[path], None).await.unwrap() }).await;
     assert_eq!(farm.state(jobs["a"]).await, "ready");
     farm.assert_sound().await;
 }
@@ -463,10 +456,8 @@ async fn what_two_people_rebuild_is_opened_once() {
     farm.settle().await;
     let held = open_words(&farm, &format!("SELECT ci.rebuild({}); SELECT ci.resolve(1000)", job.job)).await;
     let db = farm.frontend.clone();
-    let second = tokio::spawn(async move { people::rebuild(&db, job.job).await.unwrap() });
-    assert!(waits(&farm, &second).await);
-    commit(held).await;
-    assert!(!second.await.unwrap());
+    let second = after(&farm, held, async move { people::rebuild(&db, job.job).await.unwrap() }).await;
+    assert!(!second);
     farm.assert_sound().await;
 }
 
@@ -483,10 +474,7 @@ async fn a_rebuild_keeps_its_priority_when_a_pool_appears() {
     farm.pool("arms", &["aarch64-linux"], 1).await;
     let held = open_words(&farm, &format!("SELECT ci.rebuild({})", jobs["arm"])).await;
     let (db, generation) = (farm.operator.clone(), lead.generation);
-    let judge = tokio::spawn(async move { janitor::fail_unsupported(&db, generation).await.unwrap() });
-    assert!(waits(&farm, &judge).await);
-    commit(held).await;
-    judge.await.unwrap();
+    after(&farm, held, async move { janitor::fail_unsupported(&db, generation).await.unwrap() }).await;
     assert_eq!(farm.value::<i16>("SELECT priority FROM ci.job WHERE id = $1", jobs["arm"]).await, 100);
 }
 
@@ -494,9 +482,7 @@ async fn a_rebuild_keeps_its_priority_when_a_pool_appears() {
 async fn a_failure_and_a_farewell_do_not_wait_for_each_other() {
     let (farm, pool, node, _) = patient(1).await;
     let claim = farm.claim(&node).await;
-    let mut held = open(&pool.login.direct_url).await;
-    let beat = sqlx::query("SELECT ci.heartbeat($1, $2, '{}', '{}')").bind(node.id).bind(&node.secret);
-    beat.execute(&mut held).await.unwrap();
+    let held = open_heartbeat(&pool, &node, &[]).await;
     let leaver = node.clone();
     let farewell = tokio::spawn(async move { leaver.deregister().await });
     assert!(waits(&farm, &farewell).await);
@@ -517,10 +503,8 @@ async fn an_hour_is_counted_once() {
     farm.advance(3600.0).await;
     let held = open_words(&farm, &format!("SELECT ci.decay({})", lead.generation)).await;
     let (db, generation) = (farm.operator.clone(), lead.generation);
-    let second = tokio::spawn(async move { janitor::decay(&db, generation).await.unwrap() });
-    assert!(waits(&farm, &second).await);
-    commit(held).await;
-    assert_eq!(second.await.unwrap(), 0);
+    let second = after(&farm, held, async move { janitor::decay(&db, generation).await.unwrap() }).await;
+    assert_eq!(second, 0);
 }
 
 #[tokio::test]
@@ -529,10 +513,7 @@ async fn nothing_is_found_unsupported_in_the_middle_of_a_step() {
     let lead = farm.lead().await;
     let held = open_step(&farm).await;
     let (db, generation) = (farm.operator.clone(), lead.generation);
-    let judge = tokio::spawn(async move { janitor::fail_unsupported(&db, generation).await.unwrap() });
-    assert!(waits(&farm, &judge).await);
-    commit(held).await;
-    judge.await.unwrap();
+    after(&farm, held, async move { janitor::fail_unsupported(&db, generation).await.unwrap() }).await;
 }
 
 #[tokio::test]
@@ -540,11 +521,8 @@ async fn nothing_is_settled_in_the_middle_of_a_step() {
     let (farm, ..) = patient(1).await;
     let held = open_step(&farm).await;
     let db = farm.signer.clone();
-    let settle =
-        tokio::spawn(async move { signer::settle_missing(&db, "/nix/store/nothing", true).await.unwrap() });
-    assert!(waits(&farm, &settle).await);
-    commit(held).await;
-    settle.await.unwrap();
+    after(&farm, held, async move { signer::settle_missing(&db, "/nix/store/nothing", true).await.unwrap() })
+        .await;
 }
 
 #[tokio::test]
@@ -553,22 +531,10 @@ async fn nothing_is_removed_in_the_middle_of_a_step() {
     let lead = farm.lead().await;
     let held = open_step(&farm).await;
     let (db, generation) = (farm.operator.clone(), lead.generation);
-    let retain = tokio::spawn(async move { janitor::retain(&db, generation).await.unwrap() });
-    assert!(waits(&farm, &retain).await);
-    commit(held).await;
-    retain.await.unwrap();
+    after(&farm, held, async move { janitor::retain(&db, generation).await.unwrap() }).await;
 }
 
 // --- who waits for no builder
-
-/// A heartbeat that names a build or none and is not committed yet.
-async fn open_heartbeat(pool: &PoolHandle, node: &Session, fences: &[Fence]) -> PgConnection {
-    let mut connection = open(&pool.login.direct_url).await;
-    let (jobs, attempts): (Vec<i64>, Vec<i64>) = fences.iter().map(|f| (f.job, f.attempt)).unzip();
-    let beat = sqlx::query("SELECT ci.heartbeat($1, $2, $3, $4)").bind(node.id).bind(&node.secret);
-    beat.bind(jobs).bind(attempts).execute(&mut connection).await.unwrap();
-    connection
-}
 
 #[tokio::test]
 async fn a_nodes_speed_does_not_wait_for_its_registration() {
