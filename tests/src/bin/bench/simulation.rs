@@ -126,12 +126,7 @@ impl Simulation {
             }
             let finished = signer::finish(&self.farm.signer, &fences).await.expect("finish");
             assert_eq!(finished.len(), fences.len());
-            loop {
-                let step = resolver::step(&self.farm.signer, 5000).await.expect("resolve");
-                if step.events < 5000 {
-                    break;
-                }
-            }
+            resolver::settle(&self.farm.signer).await.expect("resolve");
             dry = false;
         }
         built
@@ -177,8 +172,13 @@ pub async fn makespan(bench: &Bench, report: &mut Report<'_>) {
     let (mut bounds, mut fifos) = (vec![], vec![]);
     for (slots, took, ids, database) in simulated {
         let bound = plan.bound(slots);
-        let fifo = plan.fifo(slots, &ids);
-        eprintln!("   {slots} slots: {took} s, bound {bound} s, FIFO {fifo} s");
+        let fifo = plan.in_order(slots, |at| ids[&plan.paths[at]]);
+        let chains = plan.in_order(slots, |at| -i64::from(plan.heights[at]));
+        let known = plan.in_order(slots, |at| -(plan.remaining[at] as i64));
+        eprintln!(
+            "   {slots} slots: {took} s, bound {bound} s, FIFO {fifo} s; without a queue, by chains {chains} s, \
+             by chains of durations known beforehand {known} s"
+        );
         let (to_bound, to_fifo) = (took as f64 / bound as f64, took as f64 / fifo as f64);
         report.put(&format!("makespan_vs_bound_{slots}"), to_bound);
         report.put(&format!("makespan_vs_fifo_{slots}"), to_fifo);
@@ -195,6 +195,10 @@ struct Plan {
     paths: Vec<String>,
     inputs: Vec<Vec<usize>>,
     durations: Vec<u64>,
+    /// Derivations of the longest chain above each.
+    heights: Vec<u32>,
+    /// Seconds from the start of each to the end of the longest chain above it.
+    remaining: Vec<u64>,
     by_path: std::sync::Arc<HashMap<String, u64>>,
 }
 
@@ -211,26 +215,28 @@ impl Plan {
         let mut durations = Durations(SmallRng::seed_from_u64(1));
         let durations: Vec<u64> = paths.iter().map(|_| durations.next()).collect();
         let by_path = paths.iter().cloned().zip(durations.iter().copied()).collect();
-        Self { by_path: std::sync::Arc::new(by_path), paths, inputs, durations }
+        let graph = harmonia_tests::graph::Graph::nixpkgs();
+        let mut remaining = durations.clone();
+        for at in graph.topological().into_iter().rev() {
+            for (input, _) in &graph.nodes[at].inputs {
+                remaining[*input] = remaining[*input].max(durations[*input] + remaining[at]);
+            }
+        }
+        let heights = graph.height();
+        Self { by_path: std::sync::Arc::new(by_path), paths, inputs, durations, heights, remaining }
     }
 
     /// Nobody can be faster than the longest chain, or than all slots busy all the time.
     fn bound(&self, slots: usize) -> u64 {
-        let mut ends = vec![0; self.paths.len()];
-        for at in self.topological() {
-            ends[at] =
-                self.durations[at] + self.inputs[at].iter().map(|&input| ends[input]).max().unwrap_or(0);
-        }
-        let chain = ends.into_iter().max().unwrap_or(0);
+        let chain = self.remaining.iter().copied().max().unwrap_or(0);
         chain.max(self.durations.iter().sum::<u64>().div_ceil(slots as u64))
     }
 
-    /// The same with ready jobs taken in the order of their ids.
-    fn fifo(&self, slots: usize, ids: &HashMap<String, i64>) -> u64 {
+    /// The same with ready jobs taken in the order of a key.
+    fn in_order(&self, slots: usize, key: impl Fn(usize) -> i64) -> u64 {
         let above = self.above();
         let mut waits: Vec<usize> = self.inputs.iter().map(Vec::len).collect();
-        let first =
-            (0..waits.len()).filter(|&at| waits[at] == 0).map(|at| Reverse((ids[&self.paths[at]], at)));
+        let first = (0..waits.len()).filter(|&at| waits[at] == 0).map(|at| Reverse((key(at), at)));
         let mut ready: BinaryHeap<_> = first.collect();
         let mut running: BinaryHeap<Reverse<(u64, usize)>> = BinaryHeap::new();
         let mut now = 0;
@@ -244,7 +250,7 @@ impl Plan {
             for &referrer in &above[at] {
                 waits[referrer] -= 1;
                 if waits[referrer] == 0 {
-                    ready.push(Reverse((ids[&self.paths[referrer]], referrer)));
+                    ready.push(Reverse((key(referrer), referrer)));
                 }
             }
         }
@@ -256,10 +262,6 @@ impl Plan {
             inputs.iter().for_each(|&input| above[input].push(at));
         }
         above
-    }
-
-    fn topological(&self) -> Vec<usize> {
-        harmonia_tests::graph::Graph::nixpkgs().topological()
     }
 }
 

@@ -1,0 +1,1 @@
+//! The builder: for now, how an output gets into the bucket.

@@ -1,0 +1,1 @@
+//! The frontend: for now, the cache gateway.

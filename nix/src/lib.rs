@@ -1,0 +1,5 @@
+//! What harmonia-ci needs of Nix, and no more.
+
+pub mod hash;
+
+pub use hash::Sha256;

@@ -1,0 +1,3 @@
+//! What the roles of harmonia-ci share.
+
+pub mod protocol;

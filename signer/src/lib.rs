@@ -1,0 +1,1 @@
+//! The signer: how a result is published.
