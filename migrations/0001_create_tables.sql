@@ -134,6 +134,7 @@ CREATE TABLE ci.evaluation (
   commit_id   text CHECK (octet_length(commit_id) <= 200),
   error       text CHECK (octet_length(error) <= 65536),
   pinned      bool NOT NULL DEFAULT false,
+  secret_hash bytea,                       -- of what its evaluator shows to signers
   created_at  timestamptz NOT NULL DEFAULT ci.clock(),
   ended_at    timestamptz
 );
@@ -182,6 +183,13 @@ DO $$ BEGIN
   ALTER TABLE ci.aterm ALTER COLUMN text SET COMPRESSION lz4;
 EXCEPTION WHEN feature_not_supported THEN NULL;   -- a server built without lz4 keeps its default
 END $$;
+
+-- What a signer has proven about a derivation: that its path follows from its text, and its outputs from that and from
+-- its inputs. The bytes are what the proofs of its dependents need.
+CREATE TABLE ci.proof (
+  job_id bigint PRIMARY KEY,
+  proof  bytea NOT NULL CHECK (octet_length(proof) <= 4096)
+);
 
 CREATE TABLE ci.job_input (
   referrer bigint NOT NULL,
@@ -416,6 +424,16 @@ CREATE TABLE ci.replica (
   url        text NOT NULL CHECK (octet_length(url) <= 1024),
   created_at timestamptz NOT NULL DEFAULT ci.clock(),
   last_beat  timestamptz NOT NULL DEFAULT ci.clock()
+);
+
+-- Who may use the API and the cache. The secret itself is shown once and not kept.
+CREATE TABLE ci.token (
+  id          int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  name        text NOT NULL CONSTRAINT token_name_unique UNIQUE CHECK (octet_length(name) BETWEEN 1 AND 200),
+  scope       text NOT NULL CHECK (scope IN ('read', 'operate', 'admin')),
+  secret_hash bytea NOT NULL UNIQUE,
+  created_at  timestamptz NOT NULL DEFAULT ci.clock(),
+  expires_at  timestamptz
 );
 
 CREATE TABLE ci.leadership (

@@ -14,6 +14,9 @@ CREATE FUNCTION ci.lease() RETURNS interval LANGUAGE sql IMMUTABLE PARALLEL SAFE
 CREATE FUNCTION ci.secret_hash(p_secret text) RETURNS bytea LANGUAGE sql STABLE PARALLEL SAFE
   AS $$ SELECT sha256(convert_to(p_secret, 'UTF8')) $$;
 
+CREATE FUNCTION ci.new_secret() RETURNS text LANGUAGE sql VOLATILE
+  AS $$ SELECT replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', '') $$;
+
 -- A name without its version, as Nix splits it: what follows the first dash that no letter follows.
 CREATE FUNCTION ci.name_of(p_drv_path text) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE
   AS $$ SELECT regexp_replace(left(substr(split_part(p_drv_path, '/', -1), 34), -4), '-[^A-Za-z].*$', '') $$;
@@ -133,7 +136,7 @@ CREATE FUNCTION ci.register(p_node text, p_node_secret text, p_slots int, p_syst
 #variable_conflict use_column
 DECLARE
   v_pool ci.pool; v_node ci.node; v_before ci.session; v_profile int; v_id bigint;
-  v_secret text := replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', '');
+  v_secret text := ci.new_secret();
   v_systems text[]; v_features text[]; v_slots int;
 BEGIN
   SELECT * INTO v_pool FROM ci.pool p WHERE p.login = session_user AND p.deleted_at IS NULL;

@@ -19,6 +19,18 @@ BEGIN
   RETURN v_id;
 END $$;
 
+-- What the evaluator shows to signers so that they take its sources. The last one counts.
+CREATE FUNCTION ci.evaluation_token(p_evaluation bigint) RETURNS text
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE v_secret text := ci.new_secret();
+BEGIN
+  UPDATE ci.evaluation SET secret_hash = ci.secret_hash(v_secret) WHERE id = p_evaluation AND state = 'evaluating';
+  IF NOT FOUND THEN
+    PERFORM ci.refuse('HC008', format('evaluation %s is not being written', p_evaluation));
+  END IF;
+  RETURN v_secret;
+END $$;
+
 -- Which of these need not be sent: known and not merely as somebody's cached input.
 CREATE FUNCTION ci.known(p_drv_paths text[]) RETURNS TABLE (drv_path text, job_id bigint, depth int, height int)
   LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$

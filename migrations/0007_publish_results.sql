@@ -20,6 +20,63 @@ CREATE FUNCTION ci.check_claim(p_session bigint, p_secret text, p_job bigint, p_
   GROUP BY j.drv_path, s.node_id, r.phase
 $$;
 
+-- The same of many claims of one session.
+CREATE FUNCTION ci.check_claims(p_session bigint, p_secret text, p_jobs bigint[], p_attempts bigint[])
+  RETURNS TABLE (job_id bigint, attempt bigint, drv_path text, node_id int, phase text, output_names text[], output_paths text[])
+  LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  SELECT u.job_id, u.attempt, c.* FROM unnest(p_jobs, p_attempts) u (job_id, attempt)
+  CROSS JOIN LATERAL ci.check_claim(p_session, p_secret, u.job_id, u.attempt) c
+$$;
+
+-- What is recorded of paths that jobs want to store, and whether another claim makes them at this moment too.
+CREATE FUNCTION ci.recorded(p_paths text[], p_jobs bigint[])
+  RETURNS TABLE (path text, nar_hash bytea, file_hash bytea, file_size bigint, contested bool)
+  LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  SELECT u.path, c.nar_hash, c.file_hash, c.file_size, EXISTS (
+    SELECT FROM ci.output o JOIN ci.running r ON r.job_id = o.job_id WHERE o.path = u.path AND o.job_id IS DISTINCT FROM u.job_id)
+  FROM unnest(p_paths, p_jobs) u (path, job_id) LEFT JOIN ci.canonical c ON c.path = u.path
+$$;
+
+-- What is known of derivations: what was proven before and, where nothing was or where it is asked for, the text.
+CREATE FUNCTION ci.texts(p_drv_paths text[], p_always bool) RETURNS TABLE (drv_path text, proof bytea, text bytea)
+  LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  SELECT j.drv_path, p.proof, CASE WHEN p_always OR p.proof IS NULL THEN a.text END
+  FROM unnest(p_drv_paths) u JOIN ci.job j ON j.drv_path = u LEFT JOIN ci.proof p ON p.job_id = j.id LEFT JOIN ci.aterm a ON a.job_id = j.id
+$$;
+
+CREATE FUNCTION ci.remember_proofs(p_drv_paths text[], p_proofs bytea[]) RETURNS void
+  LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  INSERT INTO ci.proof SELECT j.id, u.proof FROM unnest(p_drv_paths, p_proofs) u (drv_path, proof) JOIN ci.job j ON j.drv_path = u.drv_path
+  ORDER BY j.id ON CONFLICT DO NOTHING
+$$;
+
+-- Is this the evaluator of an evaluation that is being written?
+CREATE FUNCTION ci.check_evaluation(p_evaluation bigint, p_secret text) RETURNS bool
+  LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  SELECT EXISTS (SELECT FROM ci.evaluation e WHERE e.id = p_evaluation
+    AND e.secret_hash = ci.secret_hash(p_secret)                                            -- fence: evaluation_secret
+    AND e.state = 'evaluating')                                                             -- fence: evaluation_writes
+$$;
+
+-- Sources that are in the bucket now. Their paths follow from their contents, so there is nothing to choose: answers
+-- what each path is. Without a row: the evaluation is not being written any more.
+CREATE FUNCTION ci.accept_sources(p_evaluation bigint, p_secret text, p_paths text[], p_nar_hashes bytea[], p_nar_sizes bigint[],
+    p_refs text[], p_file_hashes bytea[], p_file_sizes bigint[])
+  RETURNS TABLE (path text, nar_hash bytea, nar_size bigint, refs text[], file_hash bytea, file_size bigint)
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+BEGIN
+  IF NOT ci.check_evaluation(p_evaluation, p_secret) THEN RETURN; END IF;
+  INSERT INTO ci.canonical AS c (path, nar_hash, nar_size, refs, file_hash, file_size)
+  SELECT u.path, u.nar_hash, u.nar_size, string_to_array(u.refs, ' '), u.file_hash, u.file_size
+  FROM unnest(p_paths, p_nar_hashes, p_nar_sizes, p_refs, p_file_hashes, p_file_sizes) u (path, nar_hash, nar_size, refs, file_hash, file_size)
+  ORDER BY u.path
+  -- Known from a substituter until now; in the bucket from now on.
+  ON CONFLICT (path) DO UPDATE SET file_hash = EXCLUDED.file_hash, file_size = EXCLUDED.file_size
+  WHERE c.file_hash IS NULL AND c.nar_hash = EXCLUDED.nar_hash;
+  RETURN QUERY SELECT c.path, c.nar_hash, c.nar_size, c.refs, c.file_hash, c.file_size FROM ci.canonical c WHERE c.path = ANY (p_paths);
+END $$;
+
 -- Takes, or adopts, the canonical record of all outputs of each job, in one transaction and in the order of paths.
 -- Outputs name their job by its position. Per job: 'accepted' (this attempt's bytes are the record), 'adopted' (another
 -- attempt's are; different ones are a finding), 'stale' (not its claim), 'busy' (its builder, or whoever ends it, has it
@@ -100,14 +157,15 @@ BEGIN
   END LOOP;
 END $$;
 
--- Accepted records that nobody has finished: any signer takes them up. Older first.
-CREATE FUNCTION ci.unpublished(p_older_than interval DEFAULT '30 seconds')
+-- Accepted records that nobody has finished: any signer takes them up. Older first; or those of some jobs, at once.
+CREATE FUNCTION ci.unpublished(p_older_than interval DEFAULT '30 seconds', p_jobs bigint[] DEFAULT NULL)
   RETURNS TABLE (job_id bigint, attempt bigint, drv_path text, path text, output text, nar_hash bytea, nar_size bigint,
-                 refs text[], file_hash bytea, file_size bigint, ca text)
+                 refs text[], file_hash bytea, file_size bigint, ca text, made_by bigint)
   LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-  SELECT r.job_id, r.attempt, j.drv_path, o.path, o.name, c.nar_hash, c.nar_size, c.refs, c.file_hash, c.file_size, c.ca
+  SELECT r.job_id, r.attempt, j.drv_path, o.path, o.name, c.nar_hash, c.nar_size, c.refs, c.file_hash, c.file_size, c.ca, c.attempt
   FROM ci.running r JOIN ci.job j ON j.id = r.job_id JOIN ci.output o ON o.job_id = r.job_id JOIN ci.canonical c ON c.path = o.path
-  WHERE r.phase = 'accepted' AND r.uploaded_at <= ci.clock() - p_older_than ORDER BY r.attempt LIMIT 1000
+  WHERE r.phase = 'accepted' AND CASE WHEN p_jobs IS NULL THEN r.uploaded_at <= ci.clock() - p_older_than ELSE r.job_id = ANY (p_jobs) END
+  ORDER BY r.attempt, o.name LIMIT 16384
 $$;
 
 -- Published: the job has succeeded, and what waits for it is looked at. Answers the jobs that this call finished.
@@ -163,7 +221,28 @@ BEGIN
   RETURN cardinality(v_makers);
 END $$;
 
--- `harmonia-ci cache forget`: these paths, or all that a node built. The caller removes the objects.
+-- What forgetting would take: to be removed from the bucket before it is forgotten here.
+CREATE FUNCTION ci.to_forget(p_paths text[], p_node int DEFAULT NULL) RETURNS SETOF text
+  LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  SELECT path FROM ci.canonical WHERE path = ANY (p_paths) OR node_id = p_node
+$$;
+
+-- Nodes by name, or by pool/name.
+CREATE FUNCTION ci.nodes_named(p_name text) RETURNS SETOF int
+  LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  SELECT n.id FROM ci.node n JOIN ci.pool p ON p.id = n.pool_id WHERE p_name IN (n.name, p.name || '/' || n.name)
+$$;
+
+-- What the bucket should hold, a page at a time, by path: for signing again, and for checking.
+CREATE FUNCTION ci.published(p_after text, p_rows int)
+  RETURNS TABLE (path text, nar_hash bytea, nar_size bigint, refs text[], file_hash bytea, file_size bigint, ca text, drv_path text)
+  LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  SELECT c.path, c.nar_hash, c.nar_size, c.refs, c.file_hash, c.file_size, c.ca, j.drv_path
+  FROM ci.canonical c LEFT JOIN ci.job j ON j.id = c.job_id
+  WHERE c.path > p_after AND c.file_hash IS NOT NULL ORDER BY c.path LIMIT p_rows
+$$;
+
+-- `harmonia-ci cache forget`: these paths, or all that a node built. The caller has removed the objects.
 CREATE FUNCTION ci.forget(p_paths text[], p_node int DEFAULT NULL) RETURNS SETOF text
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE v_paths text[];

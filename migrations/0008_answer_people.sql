@@ -198,3 +198,36 @@ CREATE FUNCTION ci.what_is_missing(c ci.class) RETURNS text LANGUAGE sql STABLE 
         SELECT FROM ci.pool p WHERE p.deleted_at IS NULL AND c.system = ANY (ci.with_extra_platforms(p.systems)) AND f = ANY (p.features || p.mandatory_features))),
       'the features ' || array_to_string(c.features, ', ') || ' together')) END
 $$;
+
+-- A secret for the API or the cache, shown this once.
+CREATE FUNCTION ci.create_token(p_name text, p_scope text, p_expires_in interval DEFAULT NULL) RETURNS text
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE v_secret text := ci.new_secret();
+BEGIN
+  IF p_scope NOT IN ('read', 'operate', 'admin') THEN
+    PERFORM ci.refuse('HC002', format('there is no scope %s: read, operate and admin are', p_scope));
+  END IF;
+  INSERT INTO ci.token (name, scope, secret_hash, expires_at) VALUES (p_name, p_scope, ci.secret_hash(v_secret), ci.clock() + p_expires_in)
+  ON CONFLICT (name) DO NOTHING;
+  IF NOT FOUND THEN
+    PERFORM ci.refuse('HC008', format('there is a token %s already: revoke it first, or take another name', p_name));
+  END IF;
+  RETURN v_secret;
+END $$;
+
+CREATE FUNCTION ci.revoke_token(p_name text) RETURNS void
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  DELETE FROM ci.token WHERE name = p_name;
+  IF NOT FOUND THEN
+    PERFORM ci.refuse('HC007', format('there is no token %s', p_name));
+  END IF;
+END $$;
+
+-- What a secret allows; no row: nothing.
+CREATE FUNCTION ci.token_scope(p_secret text) RETURNS TABLE (name text, scope text)
+  LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  SELECT t.name, t.scope FROM ci.token t
+  WHERE t.secret_hash = ci.secret_hash(p_secret)                                            -- fence: token_secret
+    AND (t.expires_at > ci.clock()) IS NOT FALSE                                            -- fence: token_expired
+$$;

@@ -197,6 +197,7 @@ BEGIN
   WITH edges AS (DELETE FROM ci.job_input WHERE referrer = ANY (v_jobs) RETURNING input)
   INSERT INTO ci.orphan SELECT DISTINCT input FROM edges ON CONFLICT DO NOTHING;
   DELETE FROM ci.aterm WHERE job_id = ANY (v_jobs);
+  DELETE FROM ci.proof WHERE job_id = ANY (v_jobs);
   DELETE FROM ci.output WHERE job_id = ANY (v_jobs);
   DELETE FROM ci.twin WHERE job_id = ANY (v_jobs);
   DELETE FROM ci.attempt WHERE job_id = ANY (v_jobs);

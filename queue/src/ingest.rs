@@ -25,7 +25,8 @@ pub struct Node {
     pub features: Vec<String>,
     /// A substituter has all its outputs: no job.
     pub cached: bool,
-    /// Its text. Not needed for what is cached.
+    /// Its text. What is cached can do without, but nothing above it can be signed then: proofs need the text of every
+    /// derivation below.
     pub aterm: Option<Vec<u8>>,
     /// Names and, where known before the build, paths of its outputs.
     pub outputs: Vec<(String, Option<String>)>,
@@ -173,6 +174,11 @@ impl Ingest {
         let query = sqlx::query("SELECT ci.create_evaluation($1, $2, $3, $4, $5)").bind(project).bind(source);
         let evaluation = db.value(query.bind(branch).bind(commit).bind(i16::from(untrusted))).await?;
         Ok(Self { db: db.clone(), evaluation, index: HashMap::new(), placed: Vec::new() })
+    }
+
+    /// A secret that makes signers take this evaluation's sources. The last one counts.
+    pub async fn token(&self) -> Result<String> {
+        self.db.value(sqlx::query("SELECT ci.evaluation_token($1)").bind(self.evaluation)).await
     }
 
     /// The job of a derivation that was added.

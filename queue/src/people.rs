@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sqlx::Row;
 
-use crate::{Db, Result};
+use crate::{Db, Error, Result};
 
 /// A project, as wanted.
 #[derive(Debug, Clone)]
@@ -149,4 +149,56 @@ pub async fn drain_idle(db: &Db, nodes: &[i32], reason: &str) -> Result<Vec<i32>
 pub async fn audit(db: &Db) -> Result<Vec<(String, String)>> {
     let rows = db.rows(sqlx::query("SELECT violation, subject FROM ci.audit()")).await?;
     rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
+}
+
+/// What a token allows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Scope {
+    /// Looking, and fetching from the cache.
+    Read,
+    /// Rebuilding, cancelling, draining.
+    Operate,
+    /// Everything.
+    Admin,
+}
+
+impl Scope {
+    /// As the database has it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Operate => "operate",
+            Self::Admin => "admin",
+        }
+    }
+}
+
+impl std::str::FromStr for Scope {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        [Self::Read, Self::Operate, Self::Admin]
+            .into_iter()
+            .find(|scope| scope.as_str() == text)
+            .ok_or_else(|| Error::Invalid(format!("there is no scope {text}: read, operate and admin are")))
+    }
+}
+
+/// Makes a token; the secret is shown this once.
+pub async fn create_token(db: &Db, name: &str, scope: Scope, expires_in: Option<Duration>) -> Result<String> {
+    let query = sqlx::query("SELECT ci.create_token($1, $2, make_interval(secs => $3))");
+    db.value(query.bind(name).bind(scope.as_str()).bind(expires_in.map(|left| left.as_secs_f64()))).await
+}
+
+/// From now on it allows nothing.
+pub async fn revoke_token(db: &Db, name: &str) -> Result<()> {
+    db.row(sqlx::query("SELECT ci.revoke_token($1)").bind(name)).await?;
+    Ok(())
+}
+
+/// Whose secret it is and what it allows.
+pub async fn token_scope(db: &Db, secret: &str) -> Result<Option<(String, Scope)>> {
+    let rows = db.rows(sqlx::query("SELECT * FROM ci.token_scope($1)").bind(secret)).await?;
+    let Some(row) = rows.first() else { return Ok(None) };
+    Ok(Some((row.try_get(0)?, row.try_get::<&str, _>(1)?.parse()?)))
 }

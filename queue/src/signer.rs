@@ -1,8 +1,10 @@
 //! What a signer says: whose claim is live, what a path is, what is published.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use sqlx::Row;
+use sqlx::postgres::PgRow;
 
 use crate::{Db, Fence, Result};
 
@@ -51,6 +53,8 @@ pub struct Output {
     pub file_size: i64,
     /// Its content address, if it has one.
     pub content_address: Option<String>,
+    /// The attempt that made it, where an attempt did.
+    pub made_by: Option<i64>,
 }
 
 /// What became of a result.
@@ -75,23 +79,146 @@ pub struct Unpublished {
     pub fence: Fence,
     /// The derivation.
     pub drv_path: String,
-    /// Its outputs as recorded.
+    /// Its outputs as recorded, by name.
     pub outputs: Vec<Output>,
+}
+
+/// What is recorded of a path that somebody wants to store.
+#[derive(Debug, Clone, Default)]
+pub struct Recorded {
+    /// Hash of its NAR, if anything is.
+    pub nar_hash: Option<Vec<u8>>,
+    /// Hash and size of the object in the bucket, if it is there.
+    pub file: Option<(Vec<u8>, i64)>,
+    /// Another claim makes the same path at this moment.
+    pub contested: bool,
+}
+
+/// What is known of a derivation.
+#[derive(Debug, Clone)]
+pub struct Text {
+    /// The derivation.
+    pub drv_path: String,
+    /// What was proven of it before.
+    pub proof: Option<Vec<u8>>,
+    /// Its text.
+    pub text: Option<Vec<u8>>,
+}
+
+/// A path as the bucket should have it.
+#[derive(Debug, Clone)]
+pub struct Published {
+    /// The derivation that made it.
+    pub drv_path: Option<String>,
+    /// The path; its name is empty.
+    pub output: Output,
 }
 
 /// The live claim, or none.
 pub async fn check_claim(db: &Db, holder: &Holder) -> Result<Option<LiveClaim>> {
-    let query =
-        sqlx::query("SELECT * FROM ci.check_claim($1, $2, $3, $4)").bind(holder.session).bind(&holder.secret);
-    let rows = db.rows(query.bind(holder.fence.job).bind(holder.fence.attempt)).await?;
-    let Some(row) = rows.first() else { return Ok(None) };
-    let names: Vec<String> = row.try_get("output_names")?;
-    let paths: Vec<Option<String>> = row.try_get("output_paths")?;
-    Ok(Some(LiveClaim {
-        drv_path: row.try_get("drv_path")?,
-        node: row.try_get("node_id")?,
-        outputs: names.into_iter().zip(paths).collect(),
-    }))
+    let mut live = check_claims(db, holder.session, &holder.secret, &[holder.fence]).await?;
+    Ok(live.remove(&holder.fence))
+}
+
+/// Those of a session's claims that are live.
+pub async fn check_claims(
+    db: &Db,
+    session: i64,
+    secret: &str,
+    fences: &[Fence],
+) -> Result<HashMap<Fence, LiveClaim>> {
+    let (jobs, attempts) = Fence::columns(fences);
+    let query = sqlx::query("SELECT * FROM ci.check_claims($1, $2, $3, $4)").bind(session).bind(secret);
+    let mut live = HashMap::new();
+    for row in db.rows(query.bind(jobs).bind(attempts)).await? {
+        let names: Vec<String> = row.try_get("output_names")?;
+        let paths: Vec<Option<String>> = row.try_get("output_paths")?;
+        let claim = LiveClaim {
+            drv_path: row.try_get("drv_path")?,
+            node: row.try_get("node_id")?,
+            outputs: names.into_iter().zip(paths).collect(),
+        };
+        live.insert(Fence { job: row.try_get("job_id")?, attempt: row.try_get("attempt")? }, claim);
+    }
+    Ok(live)
+}
+
+/// What is recorded of each path; `job` is who wants to store it.
+pub async fn recorded(db: &Db, wanted: &[(String, Option<i64>)]) -> Result<HashMap<String, Recorded>> {
+    let (paths, jobs): (Vec<&str>, Vec<Option<i64>>) =
+        wanted.iter().map(|(path, job)| (path.as_str(), *job)).unzip();
+    let rows = db.rows(sqlx::query("SELECT * FROM ci.recorded($1, $2)").bind(paths).bind(jobs)).await?;
+    let recorded = rows.iter().map(|row| {
+        let hash: Option<Vec<u8>> = row.try_get("file_hash")?;
+        let size: Option<i64> = row.try_get("file_size")?;
+        let recorded = Recorded {
+            nar_hash: row.try_get("nar_hash")?,
+            file: hash.zip(size),
+            contested: row.try_get("contested")?,
+        };
+        Ok((row.try_get("path")?, recorded))
+    });
+    recorded.collect()
+}
+
+/// What is known of derivations. Texts of what was proven before only if `always`.
+pub async fn texts(db: &Db, drv_paths: &[String], always: bool) -> Result<Vec<Text>> {
+    let rows = db.rows(sqlx::query("SELECT * FROM ci.texts($1, $2)").bind(drv_paths).bind(always)).await?;
+    let texts = rows.iter().map(|row| {
+        Ok(Text {
+            drv_path: row.try_get("drv_path")?,
+            proof: row.try_get("proof")?,
+            text: row.try_get("text")?,
+        })
+    });
+    texts.collect()
+}
+
+/// So that it need not be proven again.
+pub async fn remember_proofs(db: &Db, proofs: &[(String, Vec<u8>)]) -> Result<()> {
+    let (paths, proofs): (Vec<&str>, Vec<&[u8]>) =
+        proofs.iter().map(|(path, proof)| (path.as_str(), proof.as_slice())).unzip();
+    db.row(sqlx::query("SELECT ci.remember_proofs($1, $2)").bind(paths).bind(proofs)).await?;
+    Ok(())
+}
+
+/// Whether an evaluation is being written, by whoever has this secret.
+pub async fn check_evaluation(db: &Db, evaluation: i64, secret: &str) -> Result<bool> {
+    db.value(sqlx::query("SELECT ci.check_evaluation($1, $2)").bind(evaluation).bind(secret)).await
+}
+
+/// Sources that are in the bucket now; answers what each path is. Nothing: the evaluation is not being written.
+pub async fn accept_sources(
+    db: &Db,
+    evaluation: i64,
+    secret: &str,
+    sources: &[Output],
+) -> Result<Vec<Output>> {
+    let query = sqlx::query("SELECT * FROM ci.accept_sources($1, $2, $3, $4, $5, $6, $7, $8)")
+        .bind(evaluation)
+        .bind(secret)
+        .bind(sources.iter().map(|s| s.path.as_str()).collect::<Vec<_>>())
+        .bind(sources.iter().map(|s| s.nar_hash.as_slice()).collect::<Vec<_>>())
+        .bind(sources.iter().map(|s| s.nar_size).collect::<Vec<_>>())
+        .bind(sources.iter().map(|s| s.references.join(" ")).collect::<Vec<_>>())
+        .bind(sources.iter().map(|s| s.file_hash.as_slice()).collect::<Vec<_>>())
+        .bind(sources.iter().map(|s| s.file_size).collect::<Vec<_>>());
+    db.rows(query).await?.iter().map(read_record).collect()
+}
+
+/// A row of `ci.canonical` in any of the functions that answer some.
+fn read_record(row: &PgRow) -> Result<Output> {
+    Ok(Output {
+        name: String::new(),
+        path: row.try_get("path")?,
+        nar_hash: row.try_get("nar_hash")?,
+        nar_size: row.try_get("nar_size")?,
+        references: row.try_get("refs")?,
+        file_hash: row.try_get::<Option<_>, _>("file_hash")?.unwrap_or_default(),
+        file_size: row.try_get::<Option<_>, _>("file_size")?.unwrap_or_default(),
+        content_address: None,
+        made_by: None,
+    })
 }
 
 /// Takes or adopts the canonical record of all outputs of each result, in one transaction, but for those whose builder
@@ -168,29 +295,44 @@ pub async fn finish(db: &Db, fences: &[Fence]) -> Result<Vec<i64>> {
 
 /// Accepted results whose signer went away before it finished them.
 pub async fn unpublished(db: &Db, older_than: Duration) -> Result<Vec<Unpublished>> {
-    let query =
-        sqlx::query("SELECT * FROM ci.unpublished(make_interval(secs => $1))").bind(older_than.as_secs_f64());
+    let query = sqlx::query("SELECT * FROM ci.unpublished(make_interval(secs => $1))");
+    read_unpublished(&db.rows(query.bind(older_than.as_secs_f64())).await?)
+}
+
+/// The records of jobs that were accepted just now.
+pub async fn accepted(db: &Db, jobs: &[i64]) -> Result<Vec<Unpublished>> {
+    let query = sqlx::query("SELECT * FROM ci.unpublished(p_jobs => $1)");
+    read_unpublished(&db.rows(query.bind(jobs)).await?)
+}
+
+fn read_unpublished(rows: &[PgRow]) -> Result<Vec<Unpublished>> {
     let mut found: Vec<Unpublished> = Vec::new();
-    for row in db.rows(query).await? {
+    for row in rows {
         let fence = Fence { job: row.try_get("job_id")?, attempt: row.try_get("attempt")? };
         if found.last().is_none_or(|last| last.fence != fence) {
             found.push(Unpublished { fence, drv_path: row.try_get("drv_path")?, outputs: Vec::new() });
         }
         let output = Output {
             name: row.try_get("output")?,
-            path: row.try_get("path")?,
-            nar_hash: row.try_get("nar_hash")?,
-            nar_size: row.try_get("nar_size")?,
-            references: row.try_get("refs")?,
-            file_hash: row.try_get::<Option<_>, _>("file_hash")?.unwrap_or_default(),
-            file_size: row.try_get::<Option<_>, _>("file_size")?.unwrap_or_default(),
             content_address: row.try_get("ca")?,
+            made_by: row.try_get("made_by")?,
+            ..read_record(row)?
         };
         if let Some(last) = found.last_mut() {
             last.outputs.push(output);
         }
     }
     Ok(found)
+}
+
+/// What the bucket should hold, from a path on, in the order of paths.
+pub async fn published(db: &Db, after: &str, rows: i32) -> Result<Vec<Published>> {
+    let rows = db.rows(sqlx::query("SELECT * FROM ci.published($1, $2)").bind(after).bind(rows)).await?;
+    let published = rows.iter().map(|row| {
+        let output = Output { content_address: row.try_get("ca")?, ..read_record(row)? };
+        Ok(Published { drv_path: row.try_get("drv_path")?, output })
+    });
+    published.collect()
 }
 
 /// Paths that builders could not fetch, the oldest report first, with the job that waits.
@@ -204,7 +346,17 @@ pub async fn settle_missing(db: &Db, path: &str, gone: bool) -> Result<i32> {
     db.value(sqlx::query("SELECT ci.settle_missing($1, $2)").bind(path).bind(gone)).await
 }
 
-/// Forgets what paths are, or all that a node built, and reopens their makers. Answers the paths to remove.
+/// Nodes of this name; `pool/name` is one of them.
+pub async fn nodes_named(db: &Db, name: &str) -> Result<Vec<i32>> {
+    db.column(sqlx::query("SELECT ci.nodes_named($1)").bind(name)).await
+}
+
+/// What [`forget`] would forget: to be removed from the bucket first.
+pub async fn to_forget(db: &Db, paths: &[String], built_by: Option<i32>) -> Result<Vec<String>> {
+    db.column(sqlx::query("SELECT ci.to_forget($1, $2)").bind(paths).bind(built_by)).await
+}
+
+/// Forgets what paths are, or all that a node built, and reopens their makers. Answers the paths.
 pub async fn forget(db: &Db, paths: &[String], built_by: Option<i32>) -> Result<Vec<String>> {
     db.column(sqlx::query("SELECT ci.forget($1, $2)").bind(paths).bind(built_by)).await
 }

@@ -335,6 +335,7 @@ pub fn output(name: &str, path: &str) -> Output {
         file_hash: Sha256::digest(path).to_vec(),
         file_size: 1,
         content_address: None,
+        made_by: None,
     }
 }
 

@@ -59,6 +59,7 @@ fn output(drv_path: &str, name: &str, references: Vec<String>) -> Output {
         file_hash,
         file_size: 34_567,
         content_address: None,
+        made_by: None,
     }
 }
 
