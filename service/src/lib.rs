@@ -1,3 +1,9 @@
 //! What the roles of harmonia-ci share.
 
+pub mod bucket;
+pub mod health;
+pub mod problem;
 pub mod protocol;
+pub mod secret;
+pub mod serve;
+pub mod settings;

@@ -1,0 +1,74 @@
+use std::time::{Duration, SystemTime};
+
+use aws_config::BehaviorVersion;
+use aws_credential_types::provider::{ProvideCredentials, error::CredentialsError, future};
+use aws_sdk_s3::Client;
+use aws_sdk_s3::config::retry::RetryConfig;
+use aws_sdk_s3::config::timeout::TimeoutConfig;
+use aws_sdk_s3::config::{
+    Builder, Credentials, Region, RequestChecksumCalculation, ResponseChecksumValidation,
+};
+use aws_smithy_http_client::tls::{Provider, rustls_provider::CryptoMode};
+
+use super::Bucket;
+use crate::secret::Secret;
+use crate::settings::{Settings, SettingsError};
+
+/// A key in a file may change: it is read again this often.
+const REREAD: Duration = Duration::from_secs(60);
+/// One try. None of our calls moves more than a narinfo.
+const TRY: Duration = Duration::from_secs(10);
+
+impl Bucket {
+    /// The bucket that the settings name, with their key or with whatever the environment offers: variables, a web
+    /// identity, the instance's role.
+    pub async fn connect(settings: &Settings) -> Result<Self, SettingsError> {
+        let http = aws_smithy_http_client::Builder::new()
+            .tls_provider(Provider::Rustls(CryptoMode::Ring))
+            .build_https();
+        let mut loader = aws_config::defaults(BehaviorVersion::latest()).http_client(http);
+        if let Some(region) = settings.get("s3_region") {
+            loader = loader.region(Region::new(region.to_owned()));
+        }
+        if let Some(id) = settings.get("s3_access_key_id") {
+            let secret = settings.require_secret("s3_secret_access_key")?;
+            loader = loader.credentials_provider(StaticKey { id: id.to_owned(), secret });
+        }
+        let shared = loader.load().await;
+        let virtual_host = settings.parse("s3_virtual_host")?.unwrap_or(false);
+        let mut builder = Builder::from(&shared)
+            .force_path_style(!virtual_host)
+            // What we send has the checksums we ask for, and servers other than AWS's stumble over any more.
+            .request_checksum_calculation(RequestChecksumCalculation::WhenRequired)
+            .response_checksum_validation(ResponseChecksumValidation::WhenRequired)
+            .retry_config(RetryConfig::standard().with_max_attempts(3))
+            .timeout_config(TimeoutConfig::builder().operation_attempt_timeout(TRY).build());
+        if shared.region().is_none() {
+            builder = builder.region(Region::from_static("us-east-1"));
+        }
+        if let Some(endpoint) = settings.get("s3_endpoint") {
+            builder = builder.endpoint_url(endpoint);
+        }
+        let name = settings.require("s3_bucket")?.to_owned();
+        Ok(Self { client: Client::from_conf(builder.build()), name })
+    }
+}
+
+#[derive(Debug)]
+struct StaticKey {
+    id: String,
+    secret: Secret,
+}
+
+impl ProvideCredentials for StaticKey {
+    fn provide_credentials<'a>(&'a self) -> future::ProvideCredentials<'a>
+    where
+        Self: 'a,
+    {
+        let expires = SystemTime::now() + REREAD;
+        future::ProvideCredentials::ready(match self.secret.read() {
+            Ok(secret) => Ok(Credentials::new(&self.id, secret, None, Some(expires), "harmonia-ci")),
+            Err(error) => Err(CredentialsError::provider_error(error)),
+        })
+    }
+}

@@ -1,0 +1,79 @@
+//! `/healthz`, `/readyz` with reasons, `/metrics`.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::registry::Registry;
+
+/// How a process is: shared by whatever knows something about it.
+#[derive(Clone)]
+pub struct Health(Arc<Inner>);
+
+struct Inner {
+    /// Why it is not ready, by what stands in the way.
+    reasons: Mutex<BTreeMap<&'static str, String>>,
+    metrics: Registry,
+}
+
+impl Health {
+    /// A process that is not ready until each of `conditions` was met once.
+    pub fn new(metrics: Registry, conditions: &[&'static str]) -> Self {
+        let waiting = conditions.iter().map(|name| (*name, "not known yet".to_owned())).collect();
+        Self(Arc::new(Inner { reasons: Mutex::new(waiting), metrics }))
+    }
+
+    /// A condition is met, or not and why.
+    pub fn set(&self, condition: &'static str, state: Result<(), String>) {
+        let mut reasons = self.0.reasons.lock().unwrap_or_else(PoisonError::into_inner);
+        match state {
+            Ok(()) => drop(reasons.remove(condition)),
+            Err(reason) => {
+                if reasons.get(condition) != Some(&reason) {
+                    tracing::warn!(condition, reason, "not ready");
+                }
+                reasons.insert(condition, reason);
+            }
+        }
+    }
+
+    /// Why it is not ready; empty if it is.
+    pub fn reasons(&self) -> BTreeMap<&'static str, String> {
+        self.0.reasons.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The three pages.
+    pub fn routes<S: Clone + Send + Sync + 'static>(&self) -> Router<S> {
+        Router::new()
+            .route("/healthz", get(|| async { "ok\n" }))
+            .route("/readyz", get(ready))
+            .route("/metrics", get(metrics))
+            .with_state(self.clone())
+    }
+}
+
+async fn ready(State(health): State<Health>) -> Response {
+    let reasons = health.reasons();
+    if reasons.is_empty() {
+        return "ok\n".into_response();
+    }
+    let lines: String =
+        reasons.iter().map(|(condition, reason)| format!("{condition}: {reason}\n")).collect();
+    (StatusCode::SERVICE_UNAVAILABLE, lines).into_response()
+}
+
+async fn metrics(State(health): State<Health>) -> Response {
+    let mut text = String::new();
+    match encode(&mut text, &health.0.metrics) {
+        Ok(()) => {
+            let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+            ([(header::CONTENT_TYPE, kind)], text).into_response()
+        }
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
