@@ -1,5 +1,10 @@
 //! What harmonia-ci needs of Nix, and no more.
 
 pub mod hash;
+pub mod key;
+pub mod narinfo;
+pub mod source;
+pub mod store_path;
 
 pub use hash::Sha256;
+pub use store_path::StorePath;
