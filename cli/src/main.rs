@@ -1,9 +1,13 @@
 //! `harmonia-ci`: the person's tool and, in time, every role of the build farm.
 
 mod audit;
+mod cache;
 mod database;
+mod key;
 mod migrate;
 mod outcome;
+mod role;
+mod signer;
 
 use std::process::ExitCode;
 
@@ -23,6 +27,9 @@ struct Arguments {
 enum Verb {
     Migrate(migrate::Arguments),
     Audit(audit::Arguments),
+    Signer(signer::Arguments),
+    Cache(cache::Arguments),
+    Key(key::Arguments),
 }
 
 #[tokio::main]
@@ -30,6 +37,9 @@ async fn main() -> ExitCode {
     let outcome = match Arguments::parse().verb {
         Verb::Migrate(arguments) => migrate::run(arguments).await,
         Verb::Audit(arguments) => audit::run(arguments).await,
+        Verb::Signer(arguments) => signer::run(arguments).await,
+        Verb::Cache(arguments) => cache::run(arguments).await,
+        Verb::Key(arguments) => key::run(arguments),
     };
     outcome::exit_code(outcome)
 }

@@ -1,9 +1,13 @@
 //! How a verb ends, in words and as an exit code.
 
 use std::error::Error;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
+use harmonia_nix::key::KeyError;
 use harmonia_queue::migrate::MigrateError;
+use harmonia_service::settings::SettingsError;
+use harmonia_signer::SignerError;
 use thiserror::Error;
 
 /// Why a verb did not succeed.
@@ -24,6 +28,14 @@ pub enum Failure {
     Query(#[source] sqlx::Error),
     #[error(transparent)]
     Migrate(#[from] MigrateError),
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    #[error(transparent)]
+    Signer(#[from] SignerError),
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    #[error("the key file {} cannot be used", file.display())]
+    KeyFile { file: PathBuf, source: std::io::Error },
 }
 
 const FAILED: u8 = 1;
@@ -39,13 +51,20 @@ pub fn exit_code(outcome: Result<(), Failure>) -> ExitCode {
         eprintln!("harmonia-ci: {}", chain(&failure));
     }
     ExitCode::from(match &failure {
-        Failure::NoDatabase | Failure::UrlFile(_) => USAGE,
+        Failure::NoDatabase
+        | Failure::UrlFile(_)
+        | Failure::Settings(_)
+        | Failure::Key(_)
+        | Failure::KeyFile { .. }
+        | Failure::Signer(SignerError::Settings(_) | SignerError::Keys(_) | SignerError::Path(_)) => USAGE,
+        Failure::Signer(SignerError::Queue(harmonia_queue::Error::Unreachable(_))) => UNREACHABLE,
+        Failure::Signer(SignerError::Bucket(error)) if error.is_transient() => UNREACHABLE,
         Failure::Connect(error) | Failure::Migrate(MigrateError::Connect(error)) => match error {
             sqlx::Error::Configuration(_) => USAGE,
             _ => UNREACHABLE,
         },
         Failure::Query(sqlx::Error::Io(_)) => UNREACHABLE,
-        Failure::Reported | Failure::Query(_) | Failure::Migrate(_) => FAILED,
+        Failure::Reported | Failure::Query(_) | Failure::Migrate(_) | Failure::Signer(_) => FAILED,
     })
 }
 

@@ -2,6 +2,7 @@
 
 pub mod bucket;
 pub mod health;
+pub mod layout;
 pub mod problem;
 pub mod protocol;
 pub mod secret;

@@ -78,6 +78,9 @@ pub enum SettingsError {
         /// What is wrong with it.
         why: String,
     },
+    /// A secret's file cannot be read.
+    #[error(transparent)]
+    Secret(#[from] crate::secret::SecretError),
     /// A secret and its file at once.
     #[error("both {0} and {0}_file are set: keep one")]
     Twice(&'static str),

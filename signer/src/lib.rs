@@ -1,1 +1,126 @@
 //! The signer: how a result is published.
+//!
+//! Nothing is kept here. A builder asks where to put bytes ([`slots`]); when they are there, the bucket is asked what it
+//! has, the derivation is proven, the queue takes the record of all outputs, and narinfos are written from that record
+//! ([`complete`], [`publish`]). A crash anywhere leaves an accepted record, which any signer completes ([`recover`]).
+
+mod api;
+mod complete;
+mod forget;
+mod prove;
+mod publish;
+mod recover;
+mod resign;
+mod run;
+mod slots;
+mod sources;
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures::future::BoxFuture;
+use futures::stream::{self, StreamExt};
+use harmonia_nix::key::{KeyError, Keys, SecretKey};
+use harmonia_nix::narinfo::NarInfoError;
+use harmonia_nix::store_path::PathError;
+use harmonia_queue::Db;
+use harmonia_queue::resolver::Resolver;
+use harmonia_service::bucket::{Bucket, BucketError};
+use harmonia_service::settings::{Settings, SettingsError};
+use thiserror::Error;
+
+pub use run::run;
+
+/// S3 calls at once for one request: enough to hide a round trip of 20 ms at a thousand calls a second.
+const AT_ONCE: usize = 32;
+/// A compressed log, unless it is configured.
+const LOG_LIMIT: u64 = 64 << 20;
+
+/// Does some work side by side, and answers in its order.
+async fn side_by_side<'a, T: Send + 'a>(work: impl Iterator<Item = BoxFuture<'a, T>>) -> Vec<T> {
+    let work: Vec<BoxFuture<'a, T>> = work.collect();
+    stream::iter(work).buffered(AT_ONCE).collect().await
+}
+
+/// Why something is not signed.
+#[derive(Debug, Error)]
+pub enum SignerError {
+    /// It is configured wrongly.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    /// The keys cannot be used.
+    #[error("the signing keys cannot be used")]
+    Keys(#[from] KeyError),
+    /// The queue said no, or cannot be asked.
+    #[error(transparent)]
+    Queue(#[from] harmonia_queue::Error),
+    /// The bucket said no, or cannot be asked.
+    #[error(transparent)]
+    Bucket(#[from] BucketError),
+    /// Not a store path.
+    #[error(transparent)]
+    Path(#[from] PathError),
+    /// A narinfo cannot be written.
+    #[error(transparent)]
+    NarInfo(#[from] NarInfoError),
+    /// What the queue has cannot be what it says.
+    #[error("the record of {0} is damaged: forget the path, so that it is built again")]
+    Record(String),
+    /// The bucket knows better.
+    #[error(
+        "the bucket has a narinfo for {path} with another NAR hash than was recorded: \
+         `harmonia-ci cache forget {path}` removes it"
+    )]
+    Foreign {
+        /// The path.
+        path: String,
+    },
+    /// The port is taken, for one.
+    #[error("cannot serve on {address}")]
+    Serve {
+        /// Where.
+        address: String,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// All that signing needs.
+#[derive(Debug)]
+pub struct Signer {
+    db: Db,
+    bucket: Bucket,
+    keys: Mutex<Keys>,
+    resolver: Resolver,
+    log_limit: u64,
+}
+
+impl Signer {
+    /// A signer as configured. Nothing is asked of the database yet.
+    pub async fn connect(settings: &Settings) -> Result<Arc<Self>, SignerError> {
+        let files = settings.require("signing_key_files")?;
+        let keys = Keys::load(files.split(',').map(|file| file.trim().into()))?;
+        let url = settings.require_secret("database_url")?.read().map_err(SettingsError::from)?;
+        let connections = settings.parse("database_connections")?.unwrap_or(8);
+        Ok(Arc::new(Self {
+            db: Db::direct(&url, connections)?,
+            bucket: Bucket::connect(settings).await?,
+            keys: Mutex::new(keys),
+            resolver: Resolver::default(),
+            log_limit: settings.parse("log_limit")?.unwrap_or(LOG_LIMIT),
+        }))
+    }
+
+    /// What to sign with now. A key that cannot be read any more leaves the ones that were read before.
+    fn keys(&self) -> Arc<[SecretKey]> {
+        let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        match keys.reload_if_changed() {
+            Ok(true) => tracing::info!("signing keys were read again"),
+            Ok(false) => {}
+            Err(error) => {
+                tracing::error!(error = &error as &dyn std::error::Error, "signing keys stay as they were")
+            }
+        }
+        keys.current()
+    }
+}

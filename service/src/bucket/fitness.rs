@@ -25,7 +25,9 @@ impl Bucket {
         let wrong = wrong.checksum_sha256(Sha256::of("something else").base64()).send().await;
         match wrong.map_err(super::fault("PUT", key)) {
             Ok(_) => {
-                return Ok(Some("it stores an object although its SHA-256 differs from the one given".into()));
+                return Ok(Some(
+                    "it stores an object although its SHA-256 differs from the one given".into(),
+                ));
             }
             Err(BucketError::Refused { status: 400..=499, code, .. }) if code != "AccessDenied" => {}
             Err(error) => return Err(error),

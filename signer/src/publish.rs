@@ -1,0 +1,157 @@
+//! From an accepted record to signed narinfos, and to the job's end.
+
+use std::collections::BTreeSet;
+
+use futures::FutureExt;
+use harmonia_nix::Sha256;
+use harmonia_nix::key::PublicKey;
+use harmonia_nix::narinfo::{self, Record};
+use harmonia_nix::store_path::{self, StorePath};
+use harmonia_queue::signer::{Output, Unpublished};
+use harmonia_queue::{Fence, signer};
+use harmonia_service::bucket::Written;
+use harmonia_service::layout;
+
+use crate::{Signer, SignerError, side_by_side};
+
+/// A narinfo of a path with thousands of references has some hundred kilobytes.
+const NARINFO_LIMIT: usize = narinfo::MAX_NARINFO_SIZE;
+
+impl Signer {
+    /// Publishes records and finishes their jobs. Answers what became of each; one that cannot be published stands in
+    /// nobody's way.
+    pub(crate) async fn publish(&self, records: Vec<Unpublished>) -> Vec<(Fence, Result<(), SignerError>)> {
+        let written =
+            records.into_iter().map(|job| async move { (job.fence, self.write(&job).await) }.boxed());
+        let mut outcomes = side_by_side(written).await;
+        let done: Vec<Fence> =
+            outcomes.iter().filter(|(_, written)| written.is_ok()).map(|(fence, _)| *fence).collect();
+        if !done.is_empty() {
+            match signer::finish(&self.db, &done).await {
+                Ok(_) => self.resolver.nudge(),
+                Err(error) => {
+                    // The narinfos are there: whoever looks for unfinished records next finishes them.
+                    tracing::warn!(%error, "published but not finished");
+                    let reason = error.to_string();
+                    for (_, outcome) in outcomes.iter_mut().filter(|(_, outcome)| outcome.is_ok()) {
+                        *outcome = Err(harmonia_queue::Error::WrongState(reason.clone()).into());
+                    }
+                }
+            }
+        }
+        outcomes
+    }
+
+    /// Everything of one job that clients see. Listing and log first: the narinfo makes the path visible.
+    async fn write(&self, job: &Unpublished) -> Result<(), SignerError> {
+        let drv = store_path::parse(&job.drv_path)?;
+        let log = layout::log_of_attempt(&drv, job.fence.attempt);
+        let copies = job.outputs.iter().filter_map(|output| {
+            let path = store_path::parse(&output.path).ok()?;
+            Some((
+                layout::listing_of_attempt(&path, output.made_by?),
+                layout::listing(&path),
+                layout::LISTING,
+            ))
+        });
+        let copies = copies.chain([(log, layout::log(&drv), layout::LOG)]);
+        let copied =
+            copies.map(|(from, to, kind)| async move { self.bucket.copy(&from, &to, kind).await }.boxed());
+        side_by_side(copied).await.into_iter().collect::<Result<Vec<bool>, _>>()?;
+        for output in referred_first(&job.outputs) {
+            self.write_narinfo(&record(output, Some(drv.clone()))?).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes a narinfo, unless it is there. One that none of today's keys signed is signed again.
+    pub(crate) async fn write_narinfo(&self, record: &Record) -> Result<(), SignerError> {
+        let keys = self.keys();
+        let text = narinfo::write(record, &keys)?;
+        let key = layout::narinfo(&record.path);
+        if self.bucket.put_new(&key, text.clone().into_bytes(), layout::NARINFO).await? == Written::New {
+            return Ok(());
+        }
+        let there = self.bucket.get(&key, NARINFO_LIMIT).await?.and_then(|there| narinfo::parse(&there).ok());
+        let same = there.as_ref().is_some_and(|there| {
+            there.store_path() == &record.path && there.nar_hash().digest_as_bytes() == record.nar_hash.0
+        });
+        if !same {
+            return Err(SignerError::Foreign { path: record.path.to_string() });
+        }
+        let public: Vec<PublicKey> = keys.iter().map(|key| key.public()).collect();
+        if !there.is_some_and(|there| narinfo::is_signed_by(&there, &public)) {
+            self.bucket.put(&key, text.into_bytes(), layout::NARINFO).await?;
+        }
+        Ok(())
+    }
+}
+
+/// What the queue recorded, as a narinfo says it.
+pub(crate) fn record(output: &Output, deriver: Option<StorePath>) -> Result<Record, SignerError> {
+    let damaged = || SignerError::Record(output.path.clone());
+    let path = store_path::parse(&output.path)?;
+    let nar_hash = Sha256::try_from(output.nar_hash.as_slice()).map_err(|_| damaged())?;
+    let references: Result<BTreeSet<StorePath>, _> = output
+        .references
+        .iter()
+        .filter(|path| !path.is_empty())
+        .map(|path| store_path::parse(path))
+        .collect();
+    Ok(Record {
+        url: layout::nar(&path, &nar_hash),
+        path,
+        nar_hash,
+        nar_size: u64::try_from(output.nar_size).map_err(|_| damaged())?,
+        references: references?,
+        deriver,
+        ca: match &output.content_address {
+            Some(text) => Some(text.parse().map_err(|_| damaged())?),
+            None => None,
+        },
+        file_hash: Sha256::try_from(output.file_hash.as_slice()).map_err(|_| damaged())?,
+        file_size: u64::try_from(output.file_size).map_err(|_| damaged())?,
+    })
+}
+
+/// Outputs refer to each other and never in a circle: what is referred to comes first, so that no client ever finds a
+/// path without what it needs.
+fn referred_first(outputs: &[Output]) -> Vec<&Output> {
+    let mut left: Vec<&Output> = outputs.iter().collect();
+    let mut order = Vec::new();
+    while !left.is_empty() {
+        let waits = |output: &Output| {
+            left.iter().any(|other| other.path != output.path && output.references.contains(&other.path))
+        };
+        // In a circle, which cannot be, the first goes first.
+        let next = left.iter().position(|output| !waits(output)).unwrap_or(0);
+        order.push(left.remove(next));
+    }
+    order
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn output(path: &str, references: &[&str]) -> Output {
+        Output {
+            name: path.to_owned(),
+            path: path.to_owned(),
+            nar_hash: vec![0; 32],
+            nar_size: 0,
+            references: references.iter().map(|&path| path.to_owned()).collect(),
+            file_hash: vec![0; 32],
+            file_size: 0,
+            content_address: None,
+            made_by: None,
+        }
+    }
+
+    #[test]
+    fn what_is_referred_to_comes_first() {
+        let outputs = [output("dev", &["out", "lib", "dev"]), output("lib", &[]), output("out", &["lib"])];
+        let order: Vec<&str> = referred_first(&outputs).iter().map(|output| output.path.as_str()).collect();
+        assert_eq!(order, ["lib", "out", "dev"]);
+    }
+}

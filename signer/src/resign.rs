@@ -1,0 +1,46 @@
+//! Signing again what is published, after a change of keys.
+
+use std::sync::Arc;
+
+use futures::FutureExt;
+use harmonia_nix::key::SecretKey;
+use harmonia_nix::narinfo;
+use harmonia_nix::store_path;
+use harmonia_queue::signer::{self, Published};
+use harmonia_service::layout;
+
+use crate::publish::record;
+use crate::{Signer, SignerError, side_by_side};
+
+/// Rows of one question.
+const PAGE: i32 = 1_000;
+
+impl Signer {
+    /// Writes every narinfo of a recorded path with the signatures of today's keys and of no other. `progress` hears how
+    /// many are done. Answers how many there were.
+    pub async fn resign(&self, progress: impl Fn(usize)) -> Result<usize, SignerError> {
+        let keys = self.keys();
+        let (mut after, mut count) = (String::new(), 0);
+        loop {
+            let page = signer::published(&self.db, &after, PAGE).await?;
+            let Some(last) = page.last() else { return Ok(count) };
+            after.clone_from(&last.output.path);
+            count += page.len();
+            let written = page.into_iter().map(|published| self.resign_one(published, keys.clone()).boxed());
+            side_by_side(written).await.into_iter().collect::<Result<(), _>>()?;
+            progress(count);
+        }
+    }
+
+    async fn resign_one(&self, published: Published, keys: Arc<[SecretKey]>) -> Result<(), SignerError> {
+        let deriver = published.drv_path.as_deref().map(store_path::parse).transpose()?;
+        let record = record(&published.output, deriver)?;
+        let key = layout::narinfo(&record.path);
+        let text = narinfo::write(&record, &keys)?;
+        // Accepted but not yet published: whoever publishes it signs it.
+        if self.bucket.head(&key).await?.is_some() {
+            self.bucket.put(&key, text.into_bytes(), layout::NARINFO).await?;
+        }
+        Ok(())
+    }
+}
