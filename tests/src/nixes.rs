@@ -3,16 +3,15 @@
 use std::env;
 use std::fmt::Write;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, PoisonError};
+use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
+
+use crate::guard::{Guard, cache};
 
 /// Which Nix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,9 +55,7 @@ impl Version {
 /// A store of its own with a running daemon; both vanish with it, or with the process that started it.
 pub struct Nix {
     version: Version,
-    root: PathBuf,
-    daemon: Mutex<Option<Child>>,
-    guard: Child,
+    guard: Guard,
 }
 
 impl Nix {
@@ -69,22 +66,17 @@ impl Nix {
 
     /// The same with further lines of `nix.conf`; the last of a name wins.
     pub fn start_with(version: Version, settings: &str) -> Nix {
-        // Not below /tmp: a new Nix refuses to build where a parent directory is writable by everyone.
-        let stores = cache().join("stores");
-        fs::create_dir_all(&stores).expect("make the directory of the stores");
-        let permissions = fs::Permissions::from_mode(0o755);
-        let root = tempfile::Builder::new().prefix("nix-").permissions(permissions).tempdir_in(&stores);
-        let root = root.expect("make a directory for the store").keep();
-        let nix = Nix { version, guard: guard(&root), root, daemon: Mutex::new(None) };
+        let nix = Nix { version, guard: Guard::new("nix-") };
+        let root = nix.root();
         for directory in ["conf", "home", "tmp", "expressions/bb"] {
-            fs::create_dir_all(nix.root.join(directory)).expect("make a directory");
+            fs::create_dir_all(root.join(directory)).expect("make a directory");
         }
         // A newer Nix would start itself as its build hook, without the loader.
         let hook = if version == Version::New { "build-hook =\n" } else { "" };
-        fs::write(nix.root.join("conf/nix.conf"), format!("{SETTINGS}{hook}{settings}\n"))
+        fs::write(root.join("conf/nix.conf"), format!("{SETTINGS}{hook}{settings}\n"))
             .expect("write nix.conf");
         let busybox = which("busybox").expect("busybox is missing: run `./dev test nix`, which installs it");
-        fs::copy(busybox, nix.root.join("expressions/bb/busybox")).expect("copy busybox");
+        fs::copy(busybox, root.join("expressions/bb/busybox")).expect("copy busybox");
         nix.start_daemon();
         nix
     }
@@ -96,34 +88,35 @@ impl Nix {
 
     /// The daemon's socket.
     pub fn socket(&self) -> PathBuf {
-        self.root.join("socket")
+        self.root().join("socket")
     }
 
     /// The directory that stands for `/` in the store's paths.
     pub fn root(&self) -> &Path {
-        &self.root
+        self.guard.directory()
     }
 
     /// Where a store path's files are.
     pub fn real(&self, store_path: &str) -> PathBuf {
-        self.root.join(store_path.trim_start_matches('/'))
+        self.root().join(store_path.trim_start_matches('/'))
     }
 
     /// The store's SQLite database.
     pub fn database(&self) -> PathBuf {
-        self.root.join("nix/var/nix/db/db.sqlite")
+        self.root().join("nix/var/nix/db/db.sqlite")
     }
 
     /// What the daemon has logged so far.
     pub fn log(&self) -> String {
-        fs::read_to_string(self.root.join("daemon.log")).unwrap_or_default()
+        self.guard.log()
     }
 
     /// One of Nix's programs as a client of this daemon, with nothing of the user's in its environment.
     pub fn command(&self, program: &str) -> Command {
         let mut command = self.plain_command(&self.version.program(program));
         // The client reads files of the store itself, hence the root.
-        command.env("NIX_REMOTE", format!("unix://{}?root={}", self.socket().display(), self.root.display()));
+        command
+            .env("NIX_REMOTE", format!("unix://{}?root={}", self.socket().display(), self.root().display()));
         command
     }
 
@@ -139,7 +132,7 @@ impl Nix {
     pub fn write(&self, expression: &Expression) -> PathBuf {
         let text = format!("{PRELUDE}{}\n", expression.text());
         let name = format!("{:x}.nix", Sha256::digest(&text));
-        let path = self.root.join("expressions").join(name);
+        let path = self.root().join("expressions").join(name);
         fs::write(&path, text).expect("write the expression");
         path
     }
@@ -165,33 +158,17 @@ impl Nix {
 
     /// Ends the daemon, its connections and its builds at once, as a node's power failure would.
     pub fn kill_daemon(&self) {
-        let mut daemon = self.daemon.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(mut daemon) = daemon.take() {
-            daemon.kill().expect("kill the daemon");
-            daemon.wait().expect("wait for the daemon");
-            fs::remove_file(self.root.join("daemon.pid")).expect("forget the daemon");
-        }
+        self.guard.kill();
     }
 
-    /// Starts the daemon, again after [`Nix::kill_daemon`], on the same store.
+    /// Starts the daemon again after [`Nix::kill_daemon`], on the same store.
     pub fn start_daemon(&self) {
-        let log = fs::File::options().append(true).create(true).open(self.root.join("daemon.log"));
-        let log = log.expect("open the daemon's log");
         let _ = fs::remove_file(self.socket());
         // The daemon's children leave its session: in a process namespace they end with it, whatever they do.
         let mut words: Vec<PathBuf> = UNSHARE.iter().map(PathBuf::from).collect();
         words.extend(self.version.program("nix-daemon"));
-        let daemon = self
-            .plain_command(&words)
-            .env("NIX_REMOTE", format!("local?root={}", self.root.display()))
-            .process_group(0)
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().expect("open the log twice"))
-            .stderr(log)
-            .spawn()
-            .expect("start the daemon");
-        fs::write(self.root.join("daemon.pid"), daemon.id().to_string()).expect("remember the daemon");
-        *self.daemon.lock().unwrap_or_else(PoisonError::into_inner) = Some(daemon);
+        let mut command = self.plain_command(&words);
+        self.guard.start(command.env("NIX_REMOTE", format!("local?root={}", self.root().display())));
         let listens = (0..1000).any(|_| {
             thread::sleep(Duration::from_millis(10));
             UnixStream::connect(self.socket()).is_ok()
@@ -203,25 +180,17 @@ impl Nix {
         let mut command = Command::new(&words[0]);
         command
             .args(&words[1..])
-            .current_dir(&self.root)
+            .current_dir(self.root())
             .env_clear()
             .env("PATH", env::var_os("PATH").unwrap_or_default())
             .env("LC_ALL", "C")
-            .env("HOME", self.root.join("home"))
-            .env("TMPDIR", self.root.join("tmp"))
-            .env("XDG_CACHE_HOME", self.root.join("home/.cache"))
-            .env("NIX_CONF_DIR", self.root.join("conf"))
+            .env("HOME", self.root().join("home"))
+            .env("TMPDIR", self.root().join("tmp"))
+            .env("XDG_CACHE_HOME", self.root().join("home/.cache"))
+            .env("NIX_CONF_DIR", self.root().join("conf"))
             .env("NIX_DAEMON_SOCKET_PATH", self.socket())
             .env("NIX_PATH", "");
         command
-    }
-}
-
-impl Drop for Nix {
-    fn drop(&mut self) {
-        self.kill_daemon();
-        drop(self.guard.stdin.take());
-        let _ = self.guard.wait();
     }
 }
 
@@ -340,33 +309,6 @@ in
 
 fn quoted(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"").replace("${", "\\${"))
-}
-
-/// A shell that waits for the end of its input, which is the end of this process however it came, and cleans up. The
-/// store's directories are read-only.
-fn guard(root: &Path) -> Child {
-    let script = r#"
-        cat >/dev/null
-        cd /
-        test ! -e "$1/daemon.pid" || kill -KILL "$(cat "$1/daemon.pid")"
-        chmod -R u+w "$1"
-        rm -rf "$1"
-    "#;
-    Command::new("/bin/sh")
-        .args(["-c", script, "guard"])
-        .arg(root)
-        .process_group(0)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("start the guard")
-}
-
-/// Where `./dev` keeps what takes long to make.
-pub(crate) fn cache() -> PathBuf {
-    let base = env::var_os("XDG_CACHE_HOME").filter(|path| !path.is_empty()).map(PathBuf::from);
-    base.or_else(|| Some(env::home_dir()?.join(".cache"))).expect("a home directory").join("harmonia-ci")
 }
 
 fn newest_forky() -> PathBuf {
