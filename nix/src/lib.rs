@@ -1,5 +1,6 @@
 //! What harmonia-ci needs of Nix, and no more.
 
 pub mod hash;
+pub mod pack;
 
 pub use hash::Sha256;
