@@ -23,5 +23,6 @@ mod order;
 mod publish;
 mod races;
 mod retention;
+mod tokens;
 mod unsupported;
 mod why;
