@@ -106,7 +106,7 @@ pub enum ProofError {
         /// The output.
         output: String,
         /// Its path.
-        path: StorePath,
+        path: String,
         /// What the builder would see.
         told: String,
     },
@@ -426,7 +426,7 @@ fn conclude(path: &StorePath, derivation: &Derivation, inputs: &[InputHash]) -> 
             return Err(ProofError::Misled {
                 drv: path.clone(),
                 output: name.clone(),
-                path: output.clone(),
+                path: output.to_string(),
                 told: String::from_utf8_lossy(told).into_owned(),
             });
         }
