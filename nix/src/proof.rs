@@ -106,7 +106,7 @@ pub enum ProofError {
         /// The output.
         output: String,
         /// Its path.
-        path: StorePath,
+        path: String,
         /// What the builder would see.
         told: String,
     },
@@ -329,31 +329,28 @@ pub fn prove(
     text: &[u8],
     inputs: &dyn Fn(&StorePath) -> Option<InputHash>,
 ) -> Result<Proven, ProofError> {
-    let derivation = read(path, text)?;
-    let needed = needed_inputs(&derivation);
-    let mut hashes = Vec::with_capacity(needed.len());
-    for input in needed {
-        let hash = inputs(input)
-            .ok_or_else(|| ProofError::MissingInput { drv: path.clone(), input: input.clone() })?;
-        hashes.push(hash);
-    }
-    conclude(path, &derivation, &hashes)
+    prove_read(path, &read(path, text)?, inputs)
+}
+
+fn prove_read(
+    path: &StorePath,
+    derivation: &Derivation,
+    inputs: &dyn Fn(&StorePath) -> Option<InputHash>,
+) -> Result<Proven, ProofError> {
+    let missing = |input: &StorePath| ProofError::MissingInput { drv: path.clone(), input: input.clone() };
+    let hashes: Vec<InputHash> = needed_inputs(derivation)
+        .into_iter()
+        .map(|input| inputs(input).ok_or_else(|| missing(input)))
+        .collect::<Result<_, _>>()?;
+    conclude(path, derivation, &hashes)
 }
 
 /// Reads a text and proves that it is the one of this path.
 fn read(path: &StorePath, text: &[u8]) -> Result<Derivation, ProofError> {
-    let name = path.name().strip_suffix(".drv").ok_or_else(|| ProofError::NotADerivation(path.clone()))?;
-    if text.len() > LARGEST_TEXT {
-        return Err(ProofError::TooLarge { drv: path.clone(), size: text.len() });
-    }
-    let parse = |source| ProofError::Parse { drv: path.clone(), source };
-    let derivation = Derivation::from_aterm_bytes(text, name).map_err(parse)?;
-    // Fails if there is no output, or outputs of different kinds.
-    derivation.is_fixed_output().map_err(parse)?;
-
+    let derivation = parse(path, text)?;
     let references = derivation.input_derivations().keys().chain(derivation.input_sources());
-    let actual =
-        store_path::build_text_path(path.name(), text, references).map_err(|error| parse(error.into()))?;
+    let actual = store_path::build_text_path(path.name(), text, references)
+        .map_err(|error| ProofError::Parse { drv: path.clone(), source: error.into() })?;
     if actual != *path {
         return Err(ProofError::WrongPath { claimed: path.clone(), actual });
     }
@@ -365,6 +362,18 @@ fn read(path: &StorePath, text: &[u8]) -> Result<Derivation, ProofError> {
         return Err(ProofError::Unusual { drv: path.clone() });
     }
     Ok(derivation)
+}
+
+fn parse(path: &StorePath, text: &[u8]) -> Result<Derivation, ProofError> {
+    let name = path.name().strip_suffix(".drv").ok_or_else(|| ProofError::NotADerivation(path.clone()))?;
+    if text.len() > LARGEST_TEXT {
+        return Err(ProofError::TooLarge { drv: path.clone(), size: text.len() });
+    }
+    let parsed = Derivation::from_aterm_bytes(text, name).and_then(|derivation| {
+        // Fails if there is no output, or outputs of different kinds.
+        derivation.is_fixed_output().map(|_| derivation)
+    });
+    parsed.map_err(|source| ProofError::Parse { drv: path.clone(), source })
 }
 
 /// The path that a text names for its fixed output, and the right one, if they differ. The parser drops the former.
@@ -417,7 +426,7 @@ fn conclude(path: &StorePath, derivation: &Derivation, inputs: &[InputHash]) -> 
             return Err(ProofError::Misled {
                 drv: path.clone(),
                 output: name.clone(),
-                path: output.clone(),
+                path: output.to_string(),
                 told: String::from_utf8_lossy(told).into_owned(),
             });
         }
@@ -464,3 +473,6 @@ fn input_addressed(
     }
     Ok(InputHash::Regular(hashes.map(|hashes| hashes.input)))
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use nix_derivation::StorePath;
+use nix_derivation::{Derivation, StorePath};
 
-use super::{InputHash, ProofError, Proven, needed_inputs, prove, read};
+use super::{InputHash, ProofError, Proven, needed_inputs, parse, prove_read, read};
 
 /// The most bytes of texts that wait for their inputs. All of a system's 10,000 derivations have about 60 MB.
 const MOST_WAITING: usize = 512 * 1024 * 1024;
@@ -94,7 +94,7 @@ impl Prover {
         let missing: Vec<&StorePath> =
             needed_inputs(&derivation).into_iter().filter(|input| !self.known.contains_key(*input)).collect();
         if missing.is_empty() {
-            let hash = self.prove(path, &text)?;
+            let hash = self.prove(path, &derivation)?;
             return self.learn(path.clone(), hash);
         }
         self.waiting_bytes += text.len();
@@ -125,7 +125,7 @@ impl Prover {
                     && let Some(Waiting { text, .. }) = self.waiting.remove(&dependent)
                 {
                     self.waiting_bytes -= text.len();
-                    let hash = self.prove(&dependent, &text)?;
+                    let hash = self.prove(&dependent, &parse(&dependent, &text)?)?;
                     learnt.push((dependent, hash));
                 }
             }
@@ -133,8 +133,8 @@ impl Prover {
         Ok(())
     }
 
-    fn prove(&mut self, path: &StorePath, text: &[u8]) -> Result<InputHash, ProofError> {
-        let proven = prove(path, text, &|input| self.known.get(input).copied())?;
+    fn prove(&mut self, path: &StorePath, derivation: &Derivation) -> Result<InputHash, ProofError> {
+        let proven = prove_read(path, derivation, &|input| self.known.get(input).copied())?;
         let hash = proven.hash;
         self.proven.push((path.clone(), proven));
         Ok(hash)
