@@ -1,6 +1,5 @@
 //! What all roles do the same: settings, logs, SIGTERM.
 
-use std::future::Future;
 use std::io::IsTerminal;
 
 use harmonia_service::serve;
@@ -23,10 +22,8 @@ pub fn prepare() -> Result<Settings, Failure> {
 }
 
 /// Ends with SIGTERM or Ctrl-C.
-pub fn stop() -> impl Future<Output = ()> + Send + 'static {
-    async {
-        if let Err(error) = serve::stopped().await {
-            tracing::error!(%error, "signals cannot be heard");
-        }
+pub async fn stop() {
+    if let Err(error) = serve::stopped().await {
+        tracing::error!(%error, "signals cannot be heard");
     }
 }
