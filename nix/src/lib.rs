@@ -3,6 +3,7 @@
 pub mod hash;
 pub mod key;
 pub mod narinfo;
+pub mod pack;
 pub mod proof;
 pub mod source;
 pub mod store_path;
