@@ -1,7 +1,9 @@
-//! What the tests and benches of harmonia-ci stand on: a private PostgreSQL and a real derivation graph.
+//! What the tests and benches of harmonia-ci stand on: a private PostgreSQL, private Nix daemons, and
+//! a real derivation graph.
 
 pub mod farm;
 pub mod graph;
+pub mod nixes;
 pub mod pg;
 
 /// Whether `./dev test --long` asked for more seeds and longer runs.
