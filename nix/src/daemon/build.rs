@@ -297,7 +297,10 @@ fn realised(json: &str) -> Option<StorePath> {
 
 impl Connection {
     /// Builds a derivation by value; it need not be in the store, its inputs must be. A build that fails is an answer
-    /// with that status; an error means that it did not come to be built. Dropping the future ends the build.
+    /// with that status; an error means that it did not come to be built.
+    ///
+    /// Dropping the future ends the build. A daemon that was just about to wait for more output can miss that until
+    /// the build prints or comes to a limit; one with `min-free` set looks every 10 s.
     pub async fn build_derivation(
         &mut self,
         path: &StorePath,

@@ -44,10 +44,15 @@ impl Connection {
 
     /// The same over a socket that is connected already.
     pub async fn open(stream: UnixStream, options: &Options) -> Result<Self> {
+        Self::open_as(stream, options, wire::NEWEST).await
+    }
+
+    /// The same as a client that speaks no newer minor version than `newest`.
+    pub async fn open_as(stream: UnixStream, options: &Options, newest: u8) -> Result<Self> {
         let (input, output) = stream.into_split();
         let mut stream = Stream { input: BufReader::new(input), output };
         let hello = async {
-            let server = handshake::greet(&mut stream.input, &mut stream.output).await?;
+            let server = handshake::greet(&mut stream.input, &mut stream.output, newest).await?;
             // What the daemon has to say about its start; an error here is a refusal.
             stream.finish::<()>(server.minor, &mut Quiet).await?;
             Ok::<_, Error>(server)

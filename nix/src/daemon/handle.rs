@@ -29,6 +29,8 @@ impl Daemon {
     /// The connection, made again if there is none, or if the last operation on it was not completed, or if the
     /// daemon has left it.
     pub async fn connection(&mut self) -> Result<&mut Connection> {
+        // Lets the runtime hear of a socket that was closed while nobody looked.
+        tokio::task::yield_now().await;
         let connection = match self.connection.take().filter(Connection::is_idle) {
             Some(connection) => connection,
             None => {

@@ -13,7 +13,7 @@ const MAJOR: u64 = 1;
 /// What the daemon says of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Server {
-    /// The minor version that both speak, [`OLDEST`] to [`NEWEST`].
+    /// The minor version that both speak.
     pub minor: u8,
     /// The features that it has. None is offered here, so none is in use.
     pub features: BTreeSet<String>,
@@ -34,15 +34,20 @@ pub enum Trust {
     NotTrusted,
 }
 
-/// Greets the daemon and learns what it is. The messages that follow, up to their end, are the caller's to read.
-pub async fn greet<R: Input, W: AsyncWrite + Unpin + Send>(input: &mut R, output: &mut W) -> Result<Server> {
+/// Greets the daemon as a client of minor version `newest` and learns what it is. The messages that follow, up to
+/// their end, are the caller's to read.
+pub async fn greet<R: Input, W: AsyncWrite + Unpin + Send>(
+    input: &mut R,
+    output: &mut W,
+    newest: u8,
+) -> Result<Server> {
     write(output, &[CLIENT_MAGIC]).await?;
     match number(input).await? {
         SERVER_MAGIC => {}
         other => return Err(Error::NotADaemon(other)),
     }
-    let minor = negotiate(number(input).await?)?;
-    write(output, &[MAJOR << 8 | u64::from(NEWEST)]).await?;
+    let minor = negotiate(newest, number(input).await?)?;
+    write(output, &[MAJOR << 8 | u64::from(newest)]).await?;
 
     let mut features = BTreeSet::new();
     if minor >= 38 {
@@ -59,16 +64,16 @@ pub async fn greet<R: Input, W: AsyncWrite + Unpin + Send>(input: &mut R, output
 
 /// Reads the daemon's half of a handshake from the front of `bytes`.
 pub fn parse(bytes: &mut &[u8]) -> Result<Server> {
-    super::ready(greet(bytes, &mut tokio::io::sink()))
+    super::ready(greet(bytes, &mut tokio::io::sink(), NEWEST))
 }
 
 /// The minor version that both speak.
-fn negotiate(server: u64) -> Result<u8> {
+fn negotiate(newest: u8, server: u64) -> Result<u8> {
     let (major, minor) = (server >> 8, server & 0xff);
     if major != MAJOR || minor < OLDEST.into() {
         return Err(Error::Unsupported { major, minor });
     }
-    Ok(NEWEST.min(minor as u8))
+    Ok(newest.min(minor as u8))
 }
 
 fn trust(word: u64) -> Result<Trust> {
