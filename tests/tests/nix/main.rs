@@ -1,3 +1,4 @@
 //! Tests against real Nix daemons, one module a concern.
 
+mod daemon;
 mod harness;
