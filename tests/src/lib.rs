@@ -6,6 +6,7 @@ pub mod graph;
 mod guard;
 pub mod nixes;
 pub mod pg;
+pub mod proxy;
 pub mod s3;
 
 /// Whether `./dev test --long` asked for more seeds and longer runs.
