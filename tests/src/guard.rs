@@ -1,12 +1,16 @@
-//! Processes and directories that vanish with the test process, however that ends.
+//! Processes, directories and servers that vanish with the test process, however that ends.
 
 use std::env;
 use std::fs;
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use tokio::sync::oneshot;
 
 /// Where `./dev` keeps what takes long to make.
 pub(crate) fn cache() -> PathBuf {
@@ -103,4 +107,29 @@ fn watch(directory: &Path) -> Child {
         .stderr(Stdio::null())
         .spawn()
         .expect("start the guard")
+}
+
+/// Serves on a thread of its own until the sender is dropped: a test may block the thread that it runs on while it waits
+/// for a client.
+pub(crate) fn serve<F>(
+    run: impl FnOnce(tokio::net::TcpListener) -> F + Send + 'static,
+) -> (SocketAddr, oneshot::Sender<()>)
+where
+    F: Future<Output = ()>,
+{
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    listener.set_nonblocking(true).expect("a listener for tokio");
+    let address = listener.local_addr().expect("an address");
+    let (stop, stopped) = oneshot::channel::<()>();
+    thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let listener = tokio::net::TcpListener::from_std(listener).expect("a listener");
+            tokio::select! {
+                () = run(listener) => {}
+                _ = stopped => {}
+            }
+        });
+    });
+    (address, stop)
 }

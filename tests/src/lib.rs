@@ -7,6 +7,7 @@ mod guard;
 pub mod nixes;
 pub mod pg;
 pub mod press;
+pub mod proxy;
 pub mod s3;
 
 /// Whether `./dev test --long` asked for more seeds and longer runs.

@@ -25,7 +25,7 @@ use s3s_fs::FileSystem;
 use tokio::sync::oneshot;
 
 use self::multipart::Checked;
-use crate::guard::{Guard, cache};
+use crate::guard::{self, Guard, cache};
 
 /// The region that all of them believe to be in.
 pub const REGION: &str = "us-east-1";
@@ -61,7 +61,7 @@ pub struct S3 {
     /// Its owner's secret key.
     pub secret_key: String,
     _stop: Option<oneshot::Sender<()>>,
-    _guard: Guard,
+    _files: Guard,
 }
 
 impl S3 {
@@ -76,14 +76,19 @@ impl S3 {
     }
 
     async fn start_as(server: Server, public: bool) -> S3 {
-        let guard = Guard::new("s3-");
+        let files = Guard::new("s3-");
         let (access_key, secret_key) = ("test-access-key".to_owned(), "test-secret-key".to_owned());
         let (address, stop) = match server {
-            Server::Versitygw => (start_versitygw(&guard, &access_key, &secret_key), None),
+            Server::Versitygw => (start_versitygw(&files, &access_key, &secret_key), None),
             Server::InProcess | Server::Unfit => {
                 let auth = SimpleAuth::from_single(access_key.clone(), secret_key.clone());
                 let rules = Rules { public, careless: server == Server::Unfit };
-                let (address, stop) = serve(in_process(guard.directory(), auth, rules));
+                let service = in_process(files.directory(), auth, rules);
+                let service = HandleError::new(service, |_| async { StatusCode::INTERNAL_SERVER_ERROR });
+                let router = Router::new().fallback_service(service);
+                let (address, stop) = guard::serve(async |listener| {
+                    let _ = axum::serve(listener, router).await;
+                });
                 (address, Some(stop))
             }
         };
@@ -93,7 +98,7 @@ impl S3 {
             access_key,
             secret_key,
             _stop: stop,
-            _guard: guard,
+            _files: files,
         };
         let client = s3.client();
         client.create_bucket().bucket(&s3.bucket).send().await.expect("make the bucket");
@@ -182,26 +187,6 @@ fn in_process(directory: &Path, auth: SimpleAuth, rules: Rules) -> S3Service {
     builder.set_auth(auth);
     builder.set_access(rules);
     builder.build()
-}
-
-/// Serves on a thread of its own: a test may block the thread that it runs on while it waits for a client.
-fn serve(service: S3Service) -> (SocketAddr, oneshot::Sender<()>) {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.set_nonblocking(true).expect("a listener for tokio");
-    let address = listener.local_addr().expect("an address");
-    let (stop, stopped) = oneshot::channel::<()>();
-    thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        runtime.block_on(async {
-            let service = HandleError::new(service, |_| async { StatusCode::INTERNAL_SERVER_ERROR });
-            let listener = tokio::net::TcpListener::from_std(listener).expect("a listener");
-            tokio::select! {
-                _ = axum::serve(listener, Router::new().fallback_service(service)).into_future() => {}
-                _ = stopped => {}
-            }
-        });
-    });
-    (address, stop)
 }
 
 /// Who may do what, and what is overlooked.

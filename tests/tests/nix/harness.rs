@@ -2,9 +2,11 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 use std::thread;
 
 use harmonia_tests::nixes::{Expression, Nix, Version};
+use harmonia_tests::s3::{S3, Server};
 
 #[test]
 fn each_version_builds_in_a_sandbox() {
@@ -129,5 +131,25 @@ fn nothing_remains() {
         let root = nix.root().to_owned();
         drop(nix);
         assert!(!root.exists());
+    }
+}
+
+#[tokio::test]
+async fn each_version_substitutes_from_a_public_bucket() {
+    for version in Version::ALL {
+        let s3 = S3::start_public(Server::InProcess).await;
+        let maker = Nix::start(version);
+        let path = maker.build(&Expression::two_outputs("made"));
+        let cache = maker.root().join("cache");
+        maker.run("nix", &["copy", "--to", &format!("file://{}", cache.display()), &path]);
+        let listing =
+            Command::new("find").arg(&cache).args(["-type", "f", "-printf", "%P\\n"]).output().unwrap();
+        for key in String::from_utf8(listing.stdout).unwrap().lines() {
+            let body = fs::read(cache.join(key)).unwrap();
+            s3.client().put_object().bucket(&s3.bucket).key(key).body(body.into()).send().await.unwrap();
+        }
+        let user = Nix::start_with(version, &format!("substituters = {}\nrequire-sigs = false", s3.url()));
+        user.run("nix-store", &["--realise", &path]);
+        assert_eq!(fs::read_to_string(user.real(&path).join("file")).unwrap(), "made\n", "{version:?}");
     }
 }
