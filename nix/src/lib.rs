@@ -1,5 +1,6 @@
 //! What harmonia-ci needs of Nix, and no more.
 
+pub mod database;
 pub mod hash;
 pub mod key;
 pub mod narinfo;
