@@ -1,0 +1,3 @@
+//! Tests against real S3 servers, one module a concern.
+
+mod servers;
