@@ -1,3 +1,7 @@
 //! Tests against real Nix daemons, one module a concern.
 
+mod database;
 mod harness;
+mod narinfo;
+mod proof;
+mod source;
