@@ -106,7 +106,10 @@ impl Database {
         let path = path.into();
         // Looked at before it is opened: a file that takes its place in between is noticed at the next question.
         let file = file_at(&path)?;
-        let connection = connect(&path).map_err(|source| sqlite_error(&path, source))?;
+        let connection = match connect(&path) {
+            Ok(connection) => connection,
+            Err(source) => return Err(DatabaseError::Sqlite { path, source }),
+        };
         Ok(Self { path, file, connection })
     }
 
