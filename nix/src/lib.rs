@@ -1,6 +1,7 @@
 //! What harmonia-ci needs of Nix, and no more.
 
 pub mod daemon;
+pub mod database;
 pub mod hash;
 pub mod key;
 pub mod narinfo;

@@ -11,8 +11,8 @@ use harmonia_nix::{Sha256, narinfo, pack};
 use harmonia_queue::builder::{self, Session};
 use harmonia_queue::ingest::{Ingest, Node};
 use harmonia_service::protocol::{
-    Bytes, Claim, CompleteAnswer, CompleteRequest, Outcome, Slot, SlotsAnswer, SlotsRequest, Source, StoredSource,
-    Token, Wish,
+    Bytes, Claim, CompleteAnswer, CompleteRequest, Outcome, Slot, SlotsAnswer, SlotsRequest, Source,
+    StoredSource, Token, Wish,
 };
 use harmonia_service::settings::Settings;
 use tempfile::TempDir;
@@ -122,7 +122,8 @@ impl Press {
     /// Writes the graph of a derivation that is in a store, with its sources uploaded and signed.
     pub async fn evaluate(&self, nix: &Nix, signer: &RunningSigner, drv: &str) -> i64 {
         let mut ingest = self.farm.begin("main").await;
-        let token = Token::Evaluation { id: ingest.evaluation, secret: ingest.token().await.expect("a token") };
+        let token =
+            Token::Evaluation { id: ingest.evaluation, secret: ingest.token().await.expect("a token") };
         let closure = lines(&nix.run("nix-store", &["--query", "--requisites", drv]));
         for source in closure.iter().filter(|path| !path.ends_with(".drv")) {
             let outcome = publish_source(nix, signer, &token, source).await;
@@ -196,7 +197,11 @@ impl Press {
         let known: BTreeSet<&str> = infos.keys().map(String::as_str).collect();
         for info in infos.values() {
             for reference in info.references() {
-                assert!(known.contains(reference.to_string().as_str()), "{} lacks {reference}", info.store_path());
+                assert!(
+                    known.contains(reference.to_string().as_str()),
+                    "{} lacks {reference}",
+                    info.store_path()
+                );
             }
         }
         self.farm.assert_sound().await;
@@ -259,7 +264,12 @@ impl RunningSigner {
         self.ask("build-complete", token, request).await
     }
 
-    async fn ask<T: serde::de::DeserializeOwned>(&self, what: &str, token: &str, body: &impl serde::Serialize) -> T {
+    async fn ask<T: serde::de::DeserializeOwned>(
+        &self,
+        what: &str,
+        token: &str,
+        body: &impl serde::Serialize,
+    ) -> T {
         let answer = self.post(what, token, body).await;
         let (status, text) = (answer.status(), answer.text().await.expect("a body"));
         assert!(status.is_success(), "{status}: {text}");
@@ -328,7 +338,8 @@ pub async fn publish_source(nix: &Nix, signer: &RunningSigner, token: &Token, pa
         Slot::Present => {}
         other => panic!("{path}: {other:?}"),
     }
-    let request = CompleteRequest { sources: vec![StoredSource { source, file }], ..CompleteRequest::default() };
+    let request =
+        CompleteRequest { sources: vec![StoredSource { source, file }], ..CompleteRequest::default() };
     signer.complete(&token.to_text(), &request).await.sources.remove(0)
 }
 

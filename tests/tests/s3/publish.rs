@@ -37,7 +37,7 @@ async fn is_substituted(server: Server, built_by: Version, by: Version) {
     }
     let log = client.run(
         "nix",
-        &["--extra-experimental-features", "nix-command", "log", "--store", &press.s3.url(), &drv],
+        &["--extra-experimental-features", "nix-command", "log", "--store", &press.s3.url(), &outputs[0]],
     );
     assert!(log.contains(&drv), "{log}");
 }
