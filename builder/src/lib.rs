@@ -1,1 +1,3 @@
 //! The builder: for now, how an output gets into the bucket.
+
+pub mod upload;
