@@ -43,6 +43,9 @@ use nar::{CHUNK, Chunks, Nar, Whole};
 /// zstd's default level, and Nix's.
 pub const LEVEL: i32 = 3;
 
+/// A NAR of at most so many bytes is packed on the caller's thread alone.
+pub const SMALL: u64 = CHUNK as u64;
+
 /// Chunks on their way to zstd.
 const AHEAD: usize = 4;
 
@@ -172,7 +175,7 @@ pub fn pack(
     sink: impl FnMut(Part) -> ControlFlow<()>,
 ) -> Result<Packed, PackError> {
     let mut cutter = Cutter::new(options.part_size, sink);
-    let nar = if options.nar_size <= CHUNK as u64 {
+    let nar = if options.nar_size <= SMALL {
         let mut whole = Whole::default();
         let nar = Nar::read(root, options.nar_size, &mut whole)?;
         cutter.small(&whole.bytes, options.level).map_err(|failure| failure.at(root))?;

@@ -18,7 +18,7 @@ mod tests {
     fn pauses_grow_to_a_limit_and_are_never_nothing() {
         let first = Duration::from_millis(100);
         for attempt in 0..100 {
-            let whole = first * *[1, 2, 4, 8, 16, 32].get(attempt as usize).unwrap_or(&50);
+            let whole = first * [1, 2, 4, 8, 16, 32].get(attempt as usize).copied().unwrap_or(50);
             let pause = pause(first, attempt);
             assert!(pause <= whole && pause >= whole / 2, "{attempt}: {pause:?}");
         }

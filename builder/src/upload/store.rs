@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures::future::try_join;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use harmonia_nix::pack::{
-    Compressed, Digest, Options, PackError, Packed, Part, compress, compress_file, pack,
+    Compressed, Digest, Options, PackError, Packed, Part, SMALL, compress, compress_file, pack,
 };
 use harmonia_service::protocol::{self, Claim, Output, Slot, StoredFile, StoredPart, Upload, Wish};
 use tokio::runtime::Handle;
@@ -15,9 +15,6 @@ use tokio::task::{JoinHandle, spawn_blocking};
 
 use super::put::{Sent, foreign_slot};
 use super::{BuiltOutput, Log, Stop, UploadError, Uploader};
-
-/// A NAR up to this size is packed on one thread, without a pipeline.
-const SMALL: u64 = 256 << 10;
 
 /// A part, and its share of the budget until it is sent.
 type Held = (Part, OwnedSemaphorePermit);
@@ -47,7 +44,8 @@ impl Uploader {
         }
     }
 
-    /// Begins to pack. A part waits for its share of the budget before it is handed over, and all before it with it.
+    /// Begins to pack. A part waits for its share of the budget before it is handed over; the pass waits
+    /// with it.
     async fn start_pass(
         &self,
         output: &BuiltOutput,
