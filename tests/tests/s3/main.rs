@@ -1,5 +1,6 @@
 //! Tests against real S3 servers, one module a concern.
 
+mod hostile;
 mod kills;
 mod proxy;
 mod publish;
