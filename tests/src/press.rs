@@ -61,7 +61,11 @@ impl Press {
 
     /// With this bucket.
     pub async fn with(s3: S3) -> Press {
-        let farm = Farm::new().await;
+        Press::on(Farm::new().await, s3).await
+    }
+
+    /// With this bucket and this farm, which is empty.
+    pub async fn on(farm: Farm, s3: S3) -> Press {
         farm.project("main").await;
         let pool = farm.pool("pool", &[SYSTEM], 64).await;
         let session = farm.node(&pool, "node").await;

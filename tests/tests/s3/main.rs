@@ -5,3 +5,4 @@ mod kills;
 mod proxy;
 mod publish;
 mod servers;
+mod trouble;
