@@ -6,3 +6,4 @@ mod proxy;
 mod publish;
 mod servers;
 mod trouble;
+mod twins;
