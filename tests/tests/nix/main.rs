@@ -1,0 +1,3 @@
+//! Tests against real Nix daemons, one module a concern.
+
+mod harness;
