@@ -2,8 +2,11 @@
 
 mod audit;
 mod database;
+mod frontend;
+mod logging;
 mod migrate;
 mod outcome;
+mod token;
 
 use std::process::ExitCode;
 
@@ -23,6 +26,8 @@ struct Arguments {
 enum Verb {
     Migrate(migrate::Arguments),
     Audit(audit::Arguments),
+    Token(token::Arguments),
+    Frontend(frontend::Arguments),
 }
 
 #[tokio::main]
@@ -30,6 +35,8 @@ async fn main() -> ExitCode {
     let outcome = match Arguments::parse().verb {
         Verb::Migrate(arguments) => migrate::run(arguments).await,
         Verb::Audit(arguments) => audit::run(arguments).await,
+        Verb::Token(arguments) => token::run(arguments).await,
+        Verb::Frontend(arguments) => frontend::run(arguments).await,
     };
     outcome::exit_code(outcome)
 }

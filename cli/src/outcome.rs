@@ -3,7 +3,9 @@
 use std::error::Error;
 use std::process::ExitCode;
 
+use harmonia_frontend::FrontendError;
 use harmonia_queue::migrate::MigrateError;
+use harmonia_service::settings::SettingsError;
 use thiserror::Error;
 
 /// Why a verb did not succeed.
@@ -24,6 +26,12 @@ pub enum Failure {
     Query(#[source] sqlx::Error),
     #[error(transparent)]
     Migrate(#[from] MigrateError),
+    #[error(transparent)]
+    Queue(#[from] harmonia_queue::Error),
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    #[error(transparent)]
+    Frontend(#[from] FrontendError),
 }
 
 const FAILED: u8 = 1;
@@ -39,13 +47,22 @@ pub fn exit_code(outcome: Result<(), Failure>) -> ExitCode {
         eprintln!("harmonia-ci: {}", chain(&failure));
     }
     ExitCode::from(match &failure {
-        Failure::NoDatabase | Failure::UrlFile(_) => USAGE,
+        Failure::NoDatabase | Failure::UrlFile(_) | Failure::Settings(_) => USAGE,
+        Failure::Frontend(
+            FrontendError::Settings(_) | FrontendError::Secret(_) | FrontendError::Database(_),
+        ) => USAGE,
         Failure::Connect(error) | Failure::Migrate(MigrateError::Connect(error)) => match error {
             sqlx::Error::Configuration(_) => USAGE,
             _ => UNREACHABLE,
         },
-        Failure::Query(sqlx::Error::Io(_)) => UNREACHABLE,
-        Failure::Reported | Failure::Query(_) | Failure::Migrate(_) => FAILED,
+        Failure::Query(sqlx::Error::Io(_)) | Failure::Queue(harmonia_queue::Error::Unreachable(_)) => {
+            UNREACHABLE
+        }
+        Failure::Reported
+        | Failure::Query(_)
+        | Failure::Migrate(_)
+        | Failure::Queue(_)
+        | Failure::Frontend(_) => FAILED,
     })
 }
 
