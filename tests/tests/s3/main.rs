@@ -1,4 +1,5 @@
 //! Tests against real S3 servers, one module a concern.
 
+mod cache;
 mod proxy;
 mod servers;
