@@ -37,10 +37,11 @@ impl<K: Eq + Hash, V: Clone> Memory<K, V> {
         self.young.get(key).or_else(|| self.old.get(key)).cloned()
     }
 
-    /// Remembers. What alone is heavier than a generation is not remembered.
-    pub fn insert(&mut self, now: Instant, key: K, value: V, weight: usize) {
-        self.forget(now);
-        if weight > self.most {
+    /// Remembers what was learnt then. Not what alone is heavier than a generation, nor what comes in a later turn than
+    /// it was learnt in: it would live too long.
+    pub fn insert(&mut self, then: Instant, key: K, value: V, weight: usize) {
+        self.forget(then);
+        if weight > self.most || self.turn_of(then) < self.turn {
             return;
         }
         if self.weight + weight > self.most {
@@ -52,8 +53,7 @@ impl<K: Eq + Hash, V: Clone> Memory<K, V> {
 
     /// Turns follow the clock, not the calls: what was learnt in one turn is gone two turns later, whoever asked when.
     fn forget(&mut self, now: Instant) {
-        let passed = now.saturating_duration_since(self.start);
-        let turn = passed.as_nanos() / self.span.as_nanos().max(1);
+        let turn = self.turn_of(now);
         match turn.saturating_sub(self.turn) {
             0 => return,
             1 => self.age(),
@@ -63,6 +63,11 @@ impl<K: Eq + Hash, V: Clone> Memory<K, V> {
             }
         }
         self.turn = turn;
+    }
+
+    fn turn_of(&self, moment: Instant) -> u128 {
+        let passed = moment.saturating_duration_since(self.start);
+        passed.as_nanos() / self.span.as_nanos().max(1)
     }
 
     fn age(&mut self) {
@@ -92,6 +97,15 @@ mod tests {
             assert_eq!(memory.get(learnt + LIFE / 2, &1), Some("one"));
             assert_eq!(memory.get(learnt + LIFE, &1), None);
         }
+    }
+
+    #[test]
+    fn what_comes_late_does_not_live_longer() {
+        let (mut memory, start) = memory(100);
+        let later = start + LIFE / 2;
+        assert_eq!(memory.get(later, &1), None);
+        memory.insert(start, 1, "one", 1);
+        assert_eq!(memory.get(start + LIFE, &1), None);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use harmonia_queue::{Db, replica};
 use harmonia_service::settings::Settings;
 use harmonia_tests::pg::{Options, Server as Postgres};
 use harmonia_tests::proxy::{Fault, Proxy, Target};
-use harmonia_tests::s3::{S3, Server};
+use harmonia_tests::s3::{REGION, S3, Server};
 use reqwest::{Client, RequestBuilder, Response, StatusCode, redirect};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -28,6 +28,8 @@ struct Cache {
     s3: S3,
     /// Between the frontend and the bucket.
     proxy: Proxy,
+    /// Between the frontend and the database.
+    database: Proxy,
     postgres: Arc<Postgres>,
     db: Db,
     url: String,
@@ -48,12 +50,20 @@ impl Cache {
     async fn on(postgres: Arc<Postgres>, server: Server, more: &[(&str, &str)]) -> Self {
         let s3 = S3::start(server).await;
         let proxy = Proxy::http(Target::Tcp(s3.endpoint.trim_start_matches("http://").parse().unwrap()));
-        let login = postgres.database().await.make_login("harmonia_frontend").await;
+        let socket = postgres.sockets().join(format!(".s.PGSQL.{}", postgres.port()));
+        let database = Proxy::postgres(Target::Unix(socket));
+        let own = postgres.database().await;
+        let login = own.make_login("harmonia_frontend").await;
+        let (role, password, address) = (&login.role, &login.password, database.address());
         let settings = Settings::default()
-            .with("database_url", &login.direct_url)
+            .with(
+                "database_url",
+                format!("postgres://{role}:{password}@{address}/{}?sslmode=disable", own.name()),
+            )
             .with("listen", "127.0.0.1:0")
             .with("s3_endpoint", format!("http://{}", proxy.address()))
             .with("s3_bucket", &s3.bucket)
+            .with("s3_region", REGION)
             .with("s3_access_key_id", &s3.access_key)
             .with("s3_secret_access_key", &s3.secret_key);
         let settings = more.iter().fold(settings, |settings, (name, value)| settings.with(name, *value));
@@ -65,7 +75,8 @@ impl Cache {
         }));
         let _ = rustls::crypto::ring::default_provider().install_default();
         let client = Client::builder().redirect(redirect::Policy::none()).build().unwrap();
-        let cache = Self { s3, proxy, postgres, db: login.db(), url, client, stop: Some(stop), served };
+        let cache =
+            Self { s3, proxy, database, postgres, db: login.db(), url, client, stop: Some(stop), served };
         cache.ready().await;
         cache.proxy.reset();
         cache
@@ -216,6 +227,21 @@ async fn a_revoked_token_stops_working() {
         assert!(revoked.elapsed() < Duration::from_secs(6), "it lives on");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
+}
+
+#[tokio::test]
+async fn tokens_good_or_wrong_cost_the_database_little() {
+    let cache = Cache::private().await;
+    let good = cache.token().await;
+    cache.database.reset();
+    let begun = Instant::now();
+    for token in [good.as_str(), "wrong"].repeat(10) {
+        join_all((0..20).map(|_| status(cache.get("nix-cache-info").bearer_auth(token)))).await;
+    }
+    // In each half of five seconds, two tokens are asked for by at most four at once, with at most five words each.
+    let most = 2 * 4 * 5 * (1 + begun.elapsed().as_secs() as usize / 2);
+    let asked = cache.database.requests();
+    assert!(asked.len() < most, "{asked:?}");
 }
 
 #[tokio::test]
