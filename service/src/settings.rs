@@ -81,6 +81,9 @@ pub enum SettingsError {
     /// A secret's file cannot be read.
     #[error(transparent)]
     Secret(#[from] crate::secret::SecretError),
+    /// The database's URL is none.
+    #[error("the setting database_url cannot be used: write postgres://user:password@host:port/name")]
+    Database,
     /// A secret and its file at once.
     #[error("both {0} and {0}_file are set: keep one")]
     Twice(&'static str),

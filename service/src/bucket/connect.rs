@@ -1,6 +1,7 @@
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use aws_config::BehaviorVersion;
+use aws_config::identity::IdentityCache;
 use aws_credential_types::provider::{ProvideCredentials, error::CredentialsError, future};
 use aws_sdk_s3::Client;
 use aws_sdk_s3::config::retry::RetryConfig;
@@ -14,8 +15,6 @@ use super::Bucket;
 use crate::secret::Secret;
 use crate::settings::{Settings, SettingsError};
 
-/// A key in a file may change: it is read again this often.
-const REREAD: Duration = Duration::from_secs(60);
 /// One try. None of our calls moves more than a narinfo.
 const TRY: Duration = Duration::from_secs(10);
 
@@ -33,6 +32,8 @@ impl Bucket {
         if let Some(id) = settings.get("s3_access_key_id") {
             let secret = settings.require_secret("s3_secret_access_key")?;
             loader = loader.credentials_provider(StaticKey { id: id.to_owned(), secret });
+            // A key in a file may change: it is read whenever it is needed.
+            loader = loader.identity_cache(IdentityCache::no_cache());
         }
         let shared = loader.load().await;
         let virtual_host = settings.parse("s3_virtual_host")?.unwrap_or(false);
@@ -65,9 +66,8 @@ impl ProvideCredentials for StaticKey {
     where
         Self: 'a,
     {
-        let expires = SystemTime::now() + REREAD;
         future::ProvideCredentials::ready(match self.secret.read() {
-            Ok(secret) => Ok(Credentials::new(&self.id, secret, None, Some(expires), "harmonia-ci")),
+            Ok(secret) => Ok(Credentials::new(&self.id, secret, None, None, "harmonia-ci")),
             Err(error) => Err(CredentialsError::provider_error(error)),
         })
     }
