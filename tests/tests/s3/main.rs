@@ -4,3 +4,4 @@ mod cache;
 mod proxy;
 mod publish;
 mod servers;
+mod substitute;
