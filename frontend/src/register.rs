@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use harmonia_queue::Db;
-use harmonia_queue::replica::{BEAT, Replica};
+use harmonia_queue::replica::Replica;
 use harmonia_service::bucket::Bucket;
 use harmonia_service::health::Health;
 use uuid::Uuid;
@@ -21,6 +21,8 @@ pub const CONDITIONS: [&str; 2] = [DATABASE, BUCKET];
 const ABSENT: &str = "probe/absent";
 /// Until it is ready it looks this often.
 const RETRY: Duration = Duration::from_secs(1);
+/// A database that does not answer by then is away.
+const PATIENCE: Duration = Duration::from_secs(3);
 /// The end of a process waits no longer for the registry.
 const FAREWELL: Duration = Duration::from_secs(2);
 
@@ -59,7 +61,7 @@ impl Registration {
 
     async fn find_database(&self) {
         loop {
-            let beat = tokio::time::timeout(BEAT, self.replica.beat(&self.db)).await;
+            let beat = tokio::time::timeout(PATIENCE, self.replica.beat(&self.db)).await;
             let state = match beat {
                 Ok(Ok(())) => Ok(()),
                 Ok(Err(error)) => Err(sentence(&error)),
