@@ -17,6 +17,7 @@ use std::future::Future;
 use std::net::SocketAddr;
 
 use axum::Router;
+use harmonia_queue::Db;
 use harmonia_service::bucket::Bucket;
 use harmonia_service::database;
 use harmonia_service::health::Health;
@@ -53,6 +54,8 @@ pub struct Frontend {
     address: SocketAddr,
     router: Router,
     registration: Registration,
+    settings: Settings,
+    db: Db,
 }
 
 impl Frontend {
@@ -80,8 +83,9 @@ impl Frontend {
             .map_err(|source| FrontendError::Bind { address: listen.to_owned(), source })?;
         let url = settings.get("url").map_or_else(|| format!("http://{address}"), str::to_owned);
         let health = Health::new(metrics, &register::CONDITIONS);
-        let registration = Registration::new(url, db, bucket, health.clone());
-        Ok(Self { listener, address, router: gateway.routes().merge(health.routes()), registration })
+        let registration = Registration::new(url, db.clone(), bucket, health.clone());
+        let router = gateway.routes().merge(health.routes());
+        Ok(Self { listener, address, router, registration, settings: settings.clone(), db })
     }
 
     /// Where it listens.
@@ -95,6 +99,7 @@ impl Frontend {
         let served = tokio::select! {
             served = serve::serve(self.listener, self.router, stop) => served,
             never = self.registration.keep() => match never {},
+            never = database::follow(&self.settings, &self.db) => match never {},
         };
         self.registration.leave().await;
         served.map_err(FrontendError::Serve)

@@ -27,6 +27,8 @@ pub const SLOT_LIFETIME: Duration = Duration::from_secs(15 * 60);
 #[derive(Clone, Debug)]
 pub struct Bucket {
     client: Client,
+    /// As others reach it who are sent there by a frontend.
+    outside: Client,
     name: String,
 }
 
@@ -242,7 +244,7 @@ impl Bucket {
 
     /// A GET, for `lifetime`.
     pub async fn presign_get(&self, key: &str, lifetime: Duration) -> Result<String, BucketError> {
-        let request = self.client.get_object().bucket(&self.name).key(key);
+        let request = self.outside.get_object().bucket(&self.name).key(key);
         let request = request.presigned(expiring(lifetime, key)?).await.map_err(fault("presign GET", key))?;
         Ok(request.uri().to_owned())
     }

@@ -9,6 +9,7 @@ use axum::routing::post;
 use axum::{Json, Router};
 use harmonia_service::problem::Problem;
 use harmonia_service::protocol::{CompleteAnswer, CompleteRequest, MOST, SlotsAnswer, SlotsRequest, Token};
+use harmonia_service::sentence::sentence;
 
 use crate::{Signer, SignerError};
 
@@ -85,5 +86,5 @@ fn within(count: usize) -> Result<(), Problem> {
 
 fn problem(error: SignerError) -> Problem {
     tracing::warn!(error = &error as &dyn std::error::Error, "a request failed");
-    Problem::unavailable(error.to_string())
+    Problem::unavailable(sentence(&error))
 }

@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use harmonia_queue::replica::Replica;
 use harmonia_service::bucket::Written;
+use harmonia_service::database;
 use harmonia_service::health::Health;
 use harmonia_service::layout;
+use harmonia_service::sentence::sentence;
 use harmonia_service::serve;
 use harmonia_service::settings::Settings;
 use prometheus_client::registry::Registry;
@@ -36,7 +38,7 @@ pub async fn run(
     tracing::info!(%bound, url = replica.url, "signer");
 
     let router = api::routes(signer.clone()).merge(health.routes());
-    let background = tokio::spawn(work(signer.clone(), health, replica.clone()));
+    let background = tokio::spawn(work(settings.clone(), signer.clone(), health, replica.clone()));
     let served = serve::serve(listener, router, stop).await.map_err(failed);
     background.abort();
     if let Err(error) = replica.leave(&signer.db).await {
@@ -46,22 +48,23 @@ pub async fn run(
 }
 
 /// Registers only once the bucket is fit: builders ask whoever is registered.
-async fn work(signer: Arc<Signer>, health: Health, replica: Replica) {
+async fn work(settings: Settings, signer: Arc<Signer>, health: Health, replica: Replica) {
     until_fit(&signer, &health).await;
     tokio::join!(
         beat(&signer, &health, &replica),
         signer.resolver.run(&signer.db),
         signer.recover(),
         keep_keys_published(&signer),
+        database::follow(&settings, &signer.db),
     );
 }
 
 async fn until_fit(signer: &Signer, health: &Health) {
     loop {
         let verdict = match signer.bucket.unfit().await {
-            Ok(None) => signer.furnish().await.map_err(|error| error.to_string()),
+            Ok(None) => signer.furnish().await.map_err(|error| sentence(&error)),
             Ok(Some(sentence)) => Err(sentence),
-            Err(error) => Err(error.to_string()),
+            Err(error) => Err(sentence(&error)),
         };
         let fit = verdict.is_ok();
         health.set("bucket", verdict);
@@ -76,7 +79,7 @@ async fn beat(signer: &Signer, health: &Health, replica: &Replica) {
     loop {
         let beat = replica.beat(&signer.db).await;
         let pause = if beat.is_ok() { harmonia_queue::replica::BEAT } else { RETRY };
-        health.set("database", beat.map_err(|error| error.to_string()));
+        health.set("database", beat.map_err(|error| sentence(&error)));
         tokio::time::sleep(pause).await;
     }
 }

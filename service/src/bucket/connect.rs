@@ -26,7 +26,9 @@ impl Bucket {
             .tls_provider(Provider::Rustls(CryptoMode::Ring))
             .build_https();
         let mut loader = aws_config::defaults(BehaviorVersion::latest()).http_client(http);
-        if let Some(region) = settings.get("s3_region") {
+        // A server of one's own has a region in name only: the instance's metadata is not asked for it.
+        let anywhere = settings.get("s3_endpoint").map(|_| "us-east-1");
+        if let Some(region) = settings.get("s3_region").or(anywhere) {
             loader = loader.region(Region::new(region.to_owned()));
         }
         if let Some(id) = settings.get("s3_access_key_id") {
@@ -50,8 +52,16 @@ impl Bucket {
         if let Some(endpoint) = settings.get("s3_endpoint") {
             builder = builder.endpoint_url(endpoint);
         }
+        let outside = match settings.get("s3_public_endpoint") {
+            Some(endpoint) => builder.clone().endpoint_url(endpoint),
+            None => builder.clone(),
+        };
         let name = settings.require("s3_bucket")?.to_owned();
-        Ok(Self { client: Client::from_conf(builder.build()), name })
+        Ok(Self {
+            client: Client::from_conf(builder.build()),
+            outside: Client::from_conf(outside.build()),
+            name,
+        })
     }
 }
 
