@@ -33,6 +33,7 @@ async fn slots(
     let Json(request) = body.map_err(unreadable)?;
     within(request.wishes.len())?;
     let slots = signer.slots(&token, request.wishes).await.map_err(problem)?;
+    slots.iter().for_each(|slot| signer.counts.slot(slot));
     Ok(Json(SlotsAnswer { slots }))
 }
 
@@ -51,6 +52,7 @@ async fn complete(
             true => Vec::new(),
             false => signer.sources(&token, request.sources).await?,
         };
+        results.iter().chain(&sources).for_each(|outcome| signer.counts.result(outcome));
         Ok::<_, SignerError>(CompleteAnswer { results, sources })
     });
     match work.await {

@@ -6,6 +6,7 @@
 
 mod api;
 mod complete;
+mod count;
 mod forget;
 mod prove;
 mod publish;
@@ -29,6 +30,7 @@ use harmonia_service::database;
 use harmonia_service::settings::{Settings, SettingsError};
 use thiserror::Error;
 
+use count::Counts;
 pub use run::run;
 
 /// S3 calls at once for one request: enough to hide a round trip of 20 ms at a thousand calls a second.
@@ -95,6 +97,7 @@ pub struct Signer {
     bucket: Bucket,
     keys: Mutex<Keys>,
     resolver: Resolver,
+    counts: Counts,
     log_limit: u64,
 }
 
@@ -108,6 +111,7 @@ impl Signer {
             bucket: Bucket::connect(settings).await?,
             keys: Mutex::new(keys),
             resolver: Resolver::default(),
+            counts: Counts::default(),
             log_limit: settings.parse("log_limit")?.unwrap_or(LOG_LIMIT),
         }))
     }

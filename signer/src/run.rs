@@ -33,7 +33,9 @@ pub async fn run(
     let signer = Signer::connect(settings).await?;
     let (listener, bound) = serve::bind(address).await.map_err(failed)?;
     let url = settings.get("url").map_or_else(|| format!("http://{bound}"), str::to_owned);
-    let health = Health::new(Registry::default(), &["bucket", "database"]);
+    let mut metrics = Registry::with_prefix("harmonia_ci");
+    signer.counts.register(&mut metrics);
+    let health = Health::new(metrics, &["bucket", "database"]);
     let replica = Replica { id: Uuid::now_v7(), role: "signer".into(), url };
     tracing::info!(%bound, url = replica.url, "signer");
 
