@@ -81,7 +81,7 @@ impl Frontend {
         let (listener, address) = serve::bind(listen)
             .await
             .map_err(|source| FrontendError::Bind { address: listen.to_owned(), source })?;
-        let url = settings.get("url").map_or_else(|| format!("http://{address}"), str::to_owned);
+        let url = serve::own_url(settings, address)?;
         let health = Health::new(metrics, &register::CONDITIONS);
         let registration = Registration::new(url, db.clone(), bucket, health.clone());
         let router = gateway.routes().merge(health.routes());

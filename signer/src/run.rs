@@ -17,7 +17,8 @@ use uuid::Uuid;
 
 use crate::{Signer, SignerError, api};
 
-const LISTEN: &str = "0.0.0.0:7778";
+/// Reached from this machine only, unless the settings say more.
+const LISTEN: &str = "127.0.0.1:7778";
 /// How soon a bucket, or a database, that could not be used is tried again.
 const RETRY: Duration = Duration::from_secs(5);
 /// How often keys are looked at when nothing is signed.
@@ -32,7 +33,7 @@ pub async fn run(
     let failed = |source| SignerError::Serve { address: address.to_owned(), source };
     let signer = Signer::connect(settings).await?;
     let (listener, bound) = serve::bind(address).await.map_err(failed)?;
-    let url = settings.get("url").map_or_else(|| format!("http://{bound}"), str::to_owned);
+    let url = serve::own_url(settings, bound)?;
     let mut metrics = Registry::with_prefix("harmonia_ci");
     signer.counts.register(&mut metrics);
     let health = Health::new(metrics, &["bucket", "database"]);
