@@ -3,13 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
 use aws_sdk_s3::Client;
 use harmonia_builder::upload::{BuiltOutput, Ending, Limits, Log, UploadError, Uploader, http_client};
+use harmonia_nix::database::{Database, PathInfo};
 use harmonia_nix::key::{PublicKey, SecretKey};
-use harmonia_nix::{Sha256, narinfo, pack};
+use harmonia_nix::{Sha256, StorePath, narinfo, pack, store_path};
 use harmonia_queue::builder::{self, Session};
 use harmonia_queue::ingest::{Ingest, Node};
+use harmonia_service::layout;
 use harmonia_service::protocol::{
     Bytes, Claim, CompleteAnswer, CompleteRequest, Outcome, Slot, SlotsAnswer, SlotsRequest, Source,
     StoredSource, Token, Wish,
@@ -20,7 +23,8 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 use crate::farm::{Farm, PoolHandle};
-use crate::nixes::Nix;
+use crate::nixes::{Nix, Version};
+use crate::proxy::{Proxy, Target};
 use crate::s3::{S3, Server};
 
 /// The system that Nix builds on here.
@@ -78,13 +82,34 @@ impl Press {
         self.key.public_text()
     }
 
-    /// The settings of a signer, on a port that the system chooses.
+    /// The settings of a signer.
     pub async fn signer_settings(&self) -> Settings {
         let login = self.farm.database.make_login("harmonia_signer").await;
         self.bucket_settings()
             .with("database_url", login.direct_url)
-            .with("listen", "127.0.0.1:0")
             .with("signing_key_files", self.key_file().display().to_string())
+    }
+
+    /// The settings of a signer that reaches the bucket and the database by way of these. Its slots lead to the first.
+    pub async fn settings_by(&self, bucket: &Proxy, database: &Proxy) -> Settings {
+        let login = self.farm.database.make_login("harmonia_signer").await;
+        let (address, name) = (database.address(), self.farm.database.name());
+        self.signer_settings()
+            .await
+            .with("s3_endpoint", format!("http://{}", bucket.address()))
+            .with("database_url", format!("postgres://{}:{}@{address}/{name}", login.role, login.password))
+    }
+
+    /// A proxy before the bucket's server.
+    pub fn before_bucket(&self) -> Proxy {
+        let address = self.s3.endpoint.trim_start_matches("http://").parse();
+        Proxy::http(Target::Tcp(address.expect("an address")))
+    }
+
+    /// A proxy before the database.
+    pub fn before_database(&self) -> Proxy {
+        let server = self.farm.database.server();
+        Proxy::postgres(Target::Unix(server.sockets().join(format!(".s.PGSQL.{}", server.port()))))
     }
 
     /// The settings that name the bucket.
@@ -121,10 +146,15 @@ impl Press {
 
     /// Writes the graph of a derivation that is in a store, with its sources uploaded and signed.
     pub async fn evaluate(&self, nix: &Nix, signer: &RunningSigner, drv: &str) -> i64 {
+        self.evaluate_all(nix, signer, &[drv]).await
+    }
+
+    /// The same of several derivations.
+    pub async fn evaluate_all(&self, nix: &Nix, signer: &RunningSigner, drvs: &[&str]) -> i64 {
         let mut ingest = self.farm.begin("main").await;
         let token =
             Token::Evaluation { id: ingest.evaluation, secret: ingest.token().await.expect("a token") };
-        let closure = lines(&nix.run("nix-store", &["--query", "--requisites", drv]));
+        let closure = lines(&nix.run("nix-store", &[&["--query", "--requisites"], drvs].concat()));
         for source in closure.iter().filter(|path| !path.ends_with(".drv")) {
             let outcome = publish_source(nix, signer, &token, source).await;
             assert_eq!(outcome, Outcome::Published, "{source}");
@@ -141,6 +171,12 @@ impl Press {
             Node::parse(drv, fs::read(nix.real(drv)).expect("read the derivation")).expect("a derivation")
         });
         ingest.add(nodes.collect()).await.expect("ingest");
+    }
+
+    /// Claims everything that waits for nothing, by derivation.
+    pub async fn claim_all(&self) -> BTreeMap<String, builder::Claim> {
+        let claims = self.session.claim(64).await.expect("claim");
+        claims.into_iter().map(|claim| (claim.drv_path.clone(), claim)).collect()
     }
 
     /// Claims one job.
@@ -181,17 +217,9 @@ impl Press {
     /// Every narinfo in the bucket, by store path, each with its NAR fetched and hashed, its signature checked and all it
     /// refers to present. This is what no fault may break.
     pub async fn check(&self) -> BTreeMap<String, narinfo::NarInfo> {
-        let client = self.s3.client();
         let mut infos = BTreeMap::new();
         for key in self.keys("").await.iter().filter(|key| key.ends_with(".narinfo")) {
-            let info = narinfo::parse(&self.get(&client, key).await).expect("a narinfo");
-            let public = PublicKey::parse(&self.public_key()).expect("a public key");
-            assert!(narinfo::is_signed_by(&info, &[public]), "{key} is not signed by us");
-            let file = self.get(&client, info.url()).await;
-            assert_eq!(Some(file.len() as u64), info.file_size(), "{key}");
-            let nar = zstd::decode_all(file.as_slice()).expect("zstd");
-            assert_eq!(Sha256::of(&nar).0, info.nar_hash().digest_as_bytes(), "the NAR of {key} is another");
-            assert_eq!(nar.len() as u64, info.nar_size(), "{key}");
+            let info = self.check_narinfo(key).await;
             infos.insert(info.store_path().to_string(), info);
         }
         let known: BTreeSet<&str> = infos.keys().map(String::as_str).collect();
@@ -206,6 +234,27 @@ impl Press {
         }
         self.farm.assert_sound().await;
         infos
+    }
+
+    /// The same of one path alone.
+    pub async fn check_path(&self, path: &str) -> narinfo::NarInfo {
+        self.farm.assert_sound().await;
+        self.check_narinfo(&layout::narinfo(&store_path::parse(path).expect("a store path"))).await
+    }
+
+    async fn check_narinfo(&self, key: &str) -> narinfo::NarInfo {
+        let client = self.s3.client();
+        let info = narinfo::parse(&self.get(&client, key).await).expect("a narinfo");
+        let public = PublicKey::parse(&self.public_key()).expect("a public key");
+        assert!(narinfo::is_signed_by(&info, &[public]), "{key} is not signed by us");
+        let file = self.get(&client, info.url()).await;
+        assert_eq!(Some(file.len() as u64), info.file_size(), "{key}");
+        let file_hash = info.file_hash().expect("a hash of the file").digest_as_bytes();
+        assert_eq!(Sha256::of(&file).0, file_hash, "the file of {key} is another");
+        let nar = zstd::decode_all(file.as_slice()).expect("zstd");
+        assert_eq!(Sha256::of(&nar).0, info.nar_hash().digest_as_bytes(), "the NAR of {key} is another");
+        assert_eq!(nar.len() as u64, info.nar_size(), "{key}");
+        info
     }
 
     /// Keys in the bucket that begin so.
@@ -290,39 +339,41 @@ impl Drop for RunningSigner {
     }
 }
 
+/// One old Nix for all tests of this process that only need something built.
+pub fn shared_nix() -> &'static Nix {
+    static SHARED: OnceLock<Nix> = OnceLock::new();
+    SHARED.get_or_init(|| Nix::start(Version::Old))
+}
+
 /// A claim in the words of the protocol.
 pub fn wire(claim: &builder::Claim) -> Claim {
     Claim { job: claim.fence.job, attempt: claim.fence.attempt }
 }
 
-/// What a claim's derivation has in the store, by Nix's own word.
+/// What a claim's derivation has in the store.
 pub fn outputs_of(nix: &Nix, claim: &builder::Claim) -> Vec<BuiltOutput> {
     let node = Node::parse(&claim.drv_path, claim.aterm.clone()).expect("a derivation");
     let outputs = node.outputs.into_iter().map(|(name, path)| {
         let path = path.expect("a path known before the build");
-        let facts = facts_of(nix, &path);
-        BuiltOutput {
-            name,
-            real_path: nix.real(&path),
-            path,
-            nar_hash: facts.0,
-            nar_size: facts.1,
-            references: facts.2,
-            ca: None,
-        }
+        let PathInfo { nar_hash, nar_size, references, .. } = info_of(nix, &path);
+        let references = references.iter().map(StorePath::to_string).collect();
+        BuiltOutput { name, real_path: nix.real(&path), path, nar_hash, nar_size, references, ca: None }
     });
     outputs.collect()
 }
 
-fn facts_of(nix: &Nix, path: &str) -> (Sha256, u64, Vec<String>) {
-    let ask = |what: &str| nix.run("nix-store", &["--query", what, path]);
-    let hash = ask("--hash").parse().expect("a hash");
-    (hash, ask("--size").parse().expect("a size"), lines(&ask("--references")))
+/// What Nix knows of a path. Asked of its database, because a process of Nix takes fifty times as long.
+fn info_of(nix: &Nix, path: &str) -> PathInfo {
+    let path = store_path::parse(path).expect("a store path");
+    let mut database = Database::open(nix.database()).expect("Nix's database");
+    let mut infos = database.path_infos(std::slice::from_ref(&path)).expect("an answer of Nix's database");
+    infos.remove(&path).unwrap_or_else(|| panic!("{path} is not in the store"))
 }
 
 /// A source of a store, as an evaluator publishes it.
 pub async fn publish_source(nix: &Nix, signer: &RunningSigner, token: &Token, path: &str) -> Outcome {
-    let (nar_hash, nar_size, references) = facts_of(nix, path);
+    let PathInfo { nar_hash, nar_size, references, .. } = info_of(nix, path);
+    let references = references.iter().map(StorePath::to_string).collect();
     let mut body = Vec::new();
     let options = pack::Options { part_size: 1 << 30, ..pack::Options::for_nar(nar_size) };
     let packed = pack::pack(&nix.real(path), &options, |part| {
@@ -356,7 +407,8 @@ fn lines(text: &str) -> Vec<String> {
     text.lines().map(str::to_owned).collect()
 }
 
-fn free_port() -> u16 {
+/// A port that nobody listens on.
+pub fn free_port() -> u16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     listener.local_addr().expect("an address").port()
 }
