@@ -11,6 +11,8 @@ use serde_json::Value;
 
 /// The most files of a tree.
 const MOST: usize = 64;
+/// The most directories in one another. A NAR may have 64, but the JSON parser used here reads no more.
+const DEEPEST: usize = 60;
 
 /// A tree that a build made, with names of any bytes: its listing is JSON that has every file, within the NAR.
 pub fn read(input: &[u8]) {
@@ -56,8 +58,10 @@ fn plant(root: &Path, input: &[u8]) -> usize {
         match kind % 4 {
             1 => {
                 fs::create_dir(&path).expect("a directory");
-                here = path;
-                depth += 1;
+                if depth < DEEPEST {
+                    here = path;
+                    depth += 1;
+                }
             }
             2 => symlink(PathBuf::from(OsStr::from_bytes(&bytes(&mut input, 40))), &path).expect("a link"),
             _ => {
