@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use clap::Args;
+use harmonia_queue::Db;
 use sqlx::{Connection, PgConnection};
 
 use crate::outcome::Failure;
@@ -33,5 +34,12 @@ impl Database {
     /// One connection.
     pub async fn connect(&self) -> Result<PgConnection, Failure> {
         PgConnection::connect(&self.url()?).await.map_err(Failure::Connect)
+    }
+
+    /// The queue in it. Its calls wait for a database that is away, so that is found out first; they are made as a pooler
+    /// needs it, for none may be known of.
+    pub async fn queue(&self) -> Result<Db, Failure> {
+        self.connect().await?.close().await.map_err(Failure::Connect)?;
+        Ok(Db::pooled(&self.url()?, 1)?)
     }
 }

@@ -3,11 +3,13 @@
 mod audit;
 mod cache;
 mod database;
+mod frontend;
 mod key;
 mod migrate;
 mod outcome;
 mod role;
 mod signer;
+mod token;
 
 use std::process::ExitCode;
 
@@ -30,6 +32,8 @@ enum Verb {
     Signer(signer::Arguments),
     Cache(cache::Arguments),
     Key(key::Arguments),
+    Token(token::Arguments),
+    Frontend(frontend::Arguments),
 }
 
 #[tokio::main]
@@ -40,6 +44,8 @@ async fn main() -> ExitCode {
         Verb::Signer(arguments) => signer::run(arguments).await,
         Verb::Cache(arguments) => cache::run(arguments).await,
         Verb::Key(arguments) => key::run(arguments),
+        Verb::Token(arguments) => token::run(arguments).await,
+        Verb::Frontend(arguments) => frontend::run(arguments).await,
     };
     outcome::exit_code(outcome)
 }

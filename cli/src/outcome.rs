@@ -1,11 +1,12 @@
 //! How a verb ends, in words and as an exit code.
 
-use std::error::Error;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use harmonia_frontend::FrontendError;
 use harmonia_nix::key::KeyError;
 use harmonia_queue::migrate::MigrateError;
+use harmonia_service::sentence::sentence;
 use harmonia_service::settings::SettingsError;
 use harmonia_signer::SignerError;
 use thiserror::Error;
@@ -29,7 +30,11 @@ pub enum Failure {
     #[error(transparent)]
     Migrate(#[from] MigrateError),
     #[error(transparent)]
+    Queue(#[from] harmonia_queue::Error),
+    #[error(transparent)]
     Settings(#[from] SettingsError),
+    #[error(transparent)]
+    Frontend(#[from] FrontendError),
     #[error(transparent)]
     Signer(#[from] SignerError),
     #[error(transparent)]
@@ -48,7 +53,7 @@ pub fn exit_code(outcome: Result<(), Failure>) -> ExitCode {
         return ExitCode::SUCCESS;
     };
     if !matches!(failure, Failure::Reported) {
-        eprintln!("harmonia-ci: {}", chain(&failure));
+        eprintln!("harmonia-ci: {}", sentence(&failure));
     }
     ExitCode::from(match &failure {
         Failure::NoDatabase
@@ -56,6 +61,7 @@ pub fn exit_code(outcome: Result<(), Failure>) -> ExitCode {
         | Failure::Settings(_)
         | Failure::Key(_)
         | Failure::KeyFile { .. }
+        | Failure::Frontend(FrontendError::Settings(_))
         | Failure::Signer(SignerError::Settings(_) | SignerError::Keys(_) | SignerError::Path(_)) => USAGE,
         Failure::Signer(SignerError::Queue(harmonia_queue::Error::Unreachable(_))) => UNREACHABLE,
         Failure::Signer(SignerError::Bucket(error)) if error.is_transient() => UNREACHABLE,
@@ -63,21 +69,14 @@ pub fn exit_code(outcome: Result<(), Failure>) -> ExitCode {
             sqlx::Error::Configuration(_) => USAGE,
             _ => UNREACHABLE,
         },
-        Failure::Query(sqlx::Error::Io(_)) => UNREACHABLE,
-        Failure::Reported | Failure::Query(_) | Failure::Migrate(_) | Failure::Signer(_) => FAILED,
-    })
-}
-
-fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let words = cause.to_string();
-        // Some libraries repeat their source in their own text.
-        if !text.ends_with(&words) {
-            text = format!("{text}: {words}");
+        Failure::Query(sqlx::Error::Io(_)) | Failure::Queue(harmonia_queue::Error::Unreachable(_)) => {
+            UNREACHABLE
         }
-        next = cause.source();
-    }
-    text
+        Failure::Reported
+        | Failure::Query(_)
+        | Failure::Migrate(_)
+        | Failure::Queue(_)
+        | Failure::Frontend(_)
+        | Failure::Signer(_) => FAILED,
+    })
 }

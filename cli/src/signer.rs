@@ -10,7 +10,7 @@ use crate::role;
 #[derive(Args)]
 pub struct Arguments {}
 
-pub async fn run(_: Arguments) -> Result<(), Failure> {
+pub async fn run(Arguments {}: Arguments) -> Result<(), Failure> {
     let settings = role::prepare()?;
     Ok(harmonia_signer::run(&settings, role::stop()).await?)
 }

@@ -69,7 +69,8 @@ impl FromStr for Sha256 {
 fn digits(text: &str) -> Option<Vec<u8>> {
     match text.len() {
         52 => nixbase32::decode(text.as_bytes()).ok(),
-        64 => text
+        // Numbers may have a sign, digests may not.
+        64 if text.bytes().all(|byte| byte.is_ascii_hexdigit()) => text
             .as_bytes()
             .chunks(2)
             .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok())
@@ -118,6 +119,11 @@ mod tests {
         ] {
             assert_eq!(text.parse::<Sha256>().ok(), Some(hash), "{text}");
         }
+    }
+
+    #[test]
+    fn a_sign_is_no_digit() {
+        assert!("+0".repeat(32).parse::<Sha256>().is_err());
     }
 
     #[test]

@@ -1,3 +1,4 @@
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use sqlx::postgres::{PgArguments, PgConnectOptions, PgPoolOptions, PgRow};
@@ -15,6 +16,8 @@ const FRESH: Duration = Duration::from_secs(1);
 pub struct Db {
     pool: PgPool,
     pooled: bool,
+    /// Pools of [`Self::alone`], which have to hear of a new password too.
+    kin: Arc<Mutex<Vec<PgPool>>>,
 }
 
 impl Db {
@@ -33,18 +36,33 @@ impl Db {
         if pooled {
             options = options.extra_float_digits(None);
         }
-        Ok(Self { pool: pool(options, connections), pooled })
+        Ok(Self { pool: pool(options, connections), pooled, kin: Arc::default() })
+    }
+
+    /// New connections are made by this URL from now on; those that are open stay.
+    pub fn renew(&self, url: &str) -> Result<()> {
+        let mut options: PgConnectOptions = url.parse()?;
+        if self.pooled {
+            options = options.extra_float_digits(None);
+        }
+        let kin = self.kin.lock().unwrap_or_else(PoisonError::into_inner);
+        for pool in kin.iter().chain([&self.pool]) {
+            pool.set_connect_options(options.clone());
+        }
+        Ok(())
     }
 
     /// The same database by one connection of its own. PostgreSQL plans a function's statements anew on every connection:
     /// whoever calls the same one again and again keeps to one.
     pub fn alone(&self) -> Self {
-        Self { pool: pool((*self.pool.connect_options()).clone(), 1), pooled: self.pooled }
+        let pool = pool((*self.pool.connect_options()).clone(), 1);
+        self.kin.lock().unwrap_or_else(PoisonError::into_inner).push(pool.clone());
+        Self { pool, pooled: self.pooled, kin: Arc::default() }
     }
 
     /// The same database by an existing pool of direct connections.
     pub fn from_pool(pool: PgPool) -> Self {
-        Self { pool, pooled: false }
+        Self { pool, pooled: false, kin: Arc::default() }
     }
 
     /// Through a pooler PostgreSQL may see the parts of one exchange on different connections unless a transaction holds

@@ -395,3 +395,35 @@ fn heights_within(nodes: &[Node], order: &[usize]) -> Vec<i32> {
     }
     heights
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const PATH: &str = "/nix/store/vbb1lilif8558y8qx1m16hz3yn7zpax5-above.drv";
+    const TEXT: &[u8] =
+        include_bytes!("../../nix/tests/data/derivations/vbb1lilif8558y8qx1m16hz3yn7zpax5-above.drv");
+
+    #[test]
+    fn a_text_is_read_under_its_own_path() {
+        assert_eq!(Node::parse(PATH, TEXT.to_vec()).unwrap().system, "x86_64-linux");
+    }
+
+    proptest! {
+        #[test]
+        fn a_text_under_any_other_path_is_refused(path in "(/nix/store/)?.{0,50}(\\.drv)?") {
+            prop_assert!(Node::parse(&path, TEXT.to_vec()).is_err());
+        }
+
+        #[test]
+        fn a_text_with_other_bytes_is_refused(edits in vec((0..TEXT.len(), any::<u8>()), 1..5)) {
+            let mut text = TEXT.to_vec();
+            edits.into_iter().for_each(|(at, byte)| text[at] = byte);
+            prop_assume!(text != TEXT);
+            prop_assert!(Node::parse(PATH, text).is_err());
+        }
+    }
+}

@@ -190,6 +190,42 @@ pub async fn create_token(db: &Db, name: &str, scope: Scope, expires_in: Option<
     db.value(query.bind(name).bind(scope.as_str()).bind(expires_in.map(|left| left.as_secs_f64()))).await
 }
 
+/// A token, without its secret. Moments are in UTC, as RFC 3339 writes them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Token {
+    /// Its name.
+    pub name: String,
+    /// What it allows.
+    pub scope: Scope,
+    /// Since when.
+    pub created_at: String,
+    /// Until when. None: until it is revoked.
+    pub expires_at: Option<String>,
+    /// That moment has passed.
+    pub expired: bool,
+}
+
+/// All tokens, by name.
+pub async fn list_tokens(db: &Db) -> Result<Vec<Token>> {
+    let query = sqlx::query(
+        "SELECT name, scope, to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'),
+           to_char(expires_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'), (expires_at <= ci.clock()) IS TRUE
+         FROM ci.token ORDER BY name",
+    );
+    let rows = db.rows(query).await?;
+    rows.iter()
+        .map(|row| {
+            Ok(Token {
+                name: row.try_get(0)?,
+                scope: row.try_get::<&str, _>(1)?.parse()?,
+                created_at: row.try_get(2)?,
+                expires_at: row.try_get(3)?,
+                expired: row.try_get(4)?,
+            })
+        })
+        .collect()
+}
+
 /// From now on it allows nothing.
 pub async fn revoke_token(db: &Db, name: &str) -> Result<()> {
     db.row(sqlx::query("SELECT ci.revoke_token($1)").bind(name)).await?;

@@ -13,6 +13,8 @@ use aws_sdk_s3::primitives::{ByteStream, DateTime};
 use aws_sdk_s3::types::{
     ChecksumAlgorithm, ChecksumMode, ChecksumType, CompletedMultipartUpload, CompletedPart, MetadataDirective,
 };
+use axum::body::Bytes;
+use futures::stream::{self, BoxStream, StreamExt};
 use harmonia_nix::Sha256;
 
 pub use error::BucketError;
@@ -25,6 +27,8 @@ pub const SLOT_LIFETIME: Duration = Duration::from_secs(15 * 60);
 #[derive(Clone, Debug)]
 pub struct Bucket {
     client: Client,
+    /// As others reach it who are sent there by a frontend.
+    outside: Client,
     name: String,
 }
 
@@ -94,6 +98,14 @@ pub struct Kind {
     pub encoding: Option<&'static str>,
 }
 
+/// An object that is being read.
+pub struct Opened {
+    /// `Content-Encoding`.
+    pub encoding: Option<String>,
+    /// Its bytes.
+    pub pieces: BoxStream<'static, Result<Bytes, BucketError>>,
+}
+
 impl Bucket {
     /// Its name.
     pub fn name(&self) -> &str {
@@ -133,6 +145,23 @@ impl Bucket {
                 }
             }
         }
+    }
+
+    /// An object piece by piece.
+    pub async fn open(&self, key: &str) -> Result<Option<Opened>, BucketError> {
+        let request = self.client.get_object().bucket(&self.name).key(key);
+        let answer = match request.send().await.map_err(fault("GET", key)) {
+            Ok(answer) => answer,
+            Err(error) if error.is_missing() => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let pieces = stream::try_unfold((answer.body, key.to_owned()), |(mut body, key)| async move {
+            match body.try_next().await {
+                Ok(piece) => Ok(piece.map(|piece| (piece, (body, key)))),
+                Err(source) => Err(BucketError::Cut { key, source: Box::new(source) }),
+            }
+        });
+        Ok(Some(Opened { encoding: answer.content_encoding, pieces: pieces.boxed() }))
     }
 
     /// Writes what is not there yet.
@@ -215,7 +244,7 @@ impl Bucket {
 
     /// A GET, for `lifetime`.
     pub async fn presign_get(&self, key: &str, lifetime: Duration) -> Result<String, BucketError> {
-        let request = self.client.get_object().bucket(&self.name).key(key);
+        let request = self.outside.get_object().bucket(&self.name).key(key);
         let request = request.presigned(expiring(lifetime, key)?).await.map_err(fault("presign GET", key))?;
         Ok(request.uri().to_owned())
     }

@@ -26,7 +26,7 @@ pub fn nar(path: &StorePath, nar_hash: &Sha256) -> String {
 
 /// What is said about a path.
 pub fn narinfo(path: &StorePath) -> String {
-    format!("{}.narinfo", hash_part(path))
+    harmonia_nix::narinfo::object_name(path)
 }
 
 /// The listing of the NAR that counts.

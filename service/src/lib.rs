@@ -1,10 +1,12 @@
 //! What the roles of harmonia-ci share.
 
 pub mod bucket;
+pub mod database;
 pub mod health;
 pub mod layout;
 pub mod problem;
 pub mod protocol;
 pub mod secret;
+pub mod sentence;
 pub mod serve;
 pub mod settings;

@@ -8,6 +8,8 @@ use axum::Router;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::settings::{Settings, SettingsError};
+
 /// Ends with SIGTERM or Ctrl-C.
 pub async fn stopped() -> io::Result<()> {
     let mut term = signal(SignalKind::terminate())?;
@@ -22,6 +24,15 @@ pub async fn bind(address: &str) -> io::Result<(TcpListener, SocketAddr)> {
     let listener = TcpListener::bind(address).await?;
     let address = listener.local_addr()?;
     Ok((listener, address))
+}
+
+/// Where others reach a process that listens there. On all addresses there is no telling.
+pub fn own_url(settings: &Settings, bound: SocketAddr) -> Result<String, SettingsError> {
+    match settings.get("url") {
+        Some(url) => Ok(url.trim_end_matches('/').to_owned()),
+        None if bound.ip().is_unspecified() => settings.require("url").map(str::to_owned),
+        None => Ok(format!("http://{bound}")),
+    }
 }
 
 /// Answers until `stop` ends and the requests that came before it are answered.

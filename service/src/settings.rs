@@ -17,6 +17,7 @@ pub const KNOWN: &[(&str, bool, &str)] = &[
     ("listen", false, "the address and port to serve on"),
     ("url", false, "where other processes reach this one"),
     ("s3_endpoint", false, "the S3 server; without it, AWS"),
+    ("s3_public_endpoint", false, "the same server as clients of the cache reach it, where that differs"),
     ("s3_bucket", false, "the bucket"),
     ("s3_region", false, "its region; us-east-1 if nothing else is known"),
     ("s3_virtual_host", false, "true: the bucket is part of the host name"),
@@ -81,6 +82,9 @@ pub enum SettingsError {
     /// A secret's file cannot be read.
     #[error(transparent)]
     Secret(#[from] crate::secret::SecretError),
+    /// The database's URL is none.
+    #[error("the setting database_url cannot be used: write postgres://user:password@host:port/name")]
+    Database,
     /// A secret and its file at once.
     #[error("both {0} and {0}_file are set: keep one")]
     Twice(&'static str),

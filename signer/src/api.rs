@@ -9,6 +9,7 @@ use axum::routing::post;
 use axum::{Json, Router};
 use harmonia_service::problem::Problem;
 use harmonia_service::protocol::{CompleteAnswer, CompleteRequest, MOST, SlotsAnswer, SlotsRequest, Token};
+use harmonia_service::sentence::sentence;
 
 use crate::{Signer, SignerError};
 
@@ -32,6 +33,7 @@ async fn slots(
     let Json(request) = body.map_err(unreadable)?;
     within(request.wishes.len())?;
     let slots = signer.slots(&token, request.wishes).await.map_err(problem)?;
+    slots.iter().for_each(|slot| signer.counts.slot(slot));
     Ok(Json(SlotsAnswer { slots }))
 }
 
@@ -50,6 +52,7 @@ async fn complete(
             true => Vec::new(),
             false => signer.sources(&token, request.sources).await?,
         };
+        results.iter().chain(&sources).for_each(|outcome| signer.counts.result(outcome));
         Ok::<_, SignerError>(CompleteAnswer { results, sources })
     });
     match work.await {
@@ -85,5 +88,5 @@ fn within(count: usize) -> Result<(), Problem> {
 
 fn problem(error: SignerError) -> Problem {
     tracing::warn!(error = &error as &dyn std::error::Error, "a request failed");
-    Problem::unavailable(error.to_string())
+    Problem::unavailable(sentence(&error))
 }

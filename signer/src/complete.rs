@@ -10,6 +10,7 @@ use harmonia_queue::signer::{self, Holder, LiveClaim, Verdict};
 use harmonia_service::bucket::{Checksum, Stored, Written};
 use harmonia_service::layout;
 use harmonia_service::protocol::{BuildResult, Outcome, Output, StoredFile, Token};
+use harmonia_service::sentence::sentence;
 
 use crate::slots::{fence, is_recorded, names};
 use crate::{Signer, SignerError, side_by_side};
@@ -85,7 +86,7 @@ impl Signer {
         output: &Output,
     ) -> Result<signer::Output, Outcome> {
         let refused = |reason: String| Outcome::Refused { reason };
-        let later = |error: &dyn std::error::Error| Outcome::Later { reason: error.to_string() };
+        let later = |error: &dyn std::error::Error| Outcome::Later { reason: sentence(error) };
         if !live
             .outputs
             .iter()
@@ -152,7 +153,7 @@ fn outcome(verdict: Option<Verdict>, published: Option<Result<(), SignerError>>)
         (Some(Verdict::Accepted), Some(Ok(()))) => Outcome::Published,
         (Some(Verdict::Adopted), Some(Ok(()))) => Outcome::Adopted,
         (Some(Verdict::Accepted | Verdict::Adopted), Some(Err(error))) => {
-            Outcome::Later { reason: error.to_string() }
+            Outcome::Later { reason: sentence(&error) }
         }
         // Accepted, and another signer has finished it since.
         (Some(Verdict::Accepted), None) => Outcome::Published,

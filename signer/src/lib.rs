@@ -6,6 +6,7 @@
 
 mod api;
 mod complete;
+mod count;
 mod forget;
 mod prove;
 mod publish;
@@ -25,13 +26,17 @@ use harmonia_nix::store_path::PathError;
 use harmonia_queue::Db;
 use harmonia_queue::resolver::Resolver;
 use harmonia_service::bucket::{Bucket, BucketError};
+use harmonia_service::database;
 use harmonia_service::settings::{Settings, SettingsError};
 use thiserror::Error;
 
+use count::Counts;
 pub use run::run;
 
 /// S3 calls at once for one request: enough to hide a round trip of 20 ms at a thousand calls a second.
 const AT_ONCE: usize = 32;
+/// Connections to the database. Every request takes one for some milliseconds.
+const CONNECTIONS: u32 = 8;
 /// A compressed log, unless it is configured.
 const LOG_LIMIT: u64 = 64 << 20;
 
@@ -92,6 +97,7 @@ pub struct Signer {
     bucket: Bucket,
     keys: Mutex<Keys>,
     resolver: Resolver,
+    counts: Counts,
     log_limit: u64,
 }
 
@@ -100,13 +106,12 @@ impl Signer {
     pub async fn connect(settings: &Settings) -> Result<Arc<Self>, SignerError> {
         let files = settings.require("signing_key_files")?;
         let keys = Keys::load(files.split(',').map(|file| file.trim().into()))?;
-        let url = settings.require_secret("database_url")?.read().map_err(SettingsError::from)?;
-        let connections = settings.parse("database_connections")?.unwrap_or(8);
         Ok(Arc::new(Self {
-            db: Db::direct(&url, connections)?,
+            db: database::connect(settings, CONNECTIONS)?,
             bucket: Bucket::connect(settings).await?,
             keys: Mutex::new(keys),
             resolver: Resolver::default(),
+            counts: Counts::default(),
             log_limit: settings.parse("log_limit")?.unwrap_or(LOG_LIMIT),
         }))
     }

@@ -8,6 +8,7 @@ use harmonia_nix::proof::{Answer, InputHash, Proven, Prover};
 use harmonia_nix::store_path::{self, StorePath};
 use harmonia_queue::signer::{self, Output, Text};
 use harmonia_service::protocol::{BuildResult, Outcome};
+use harmonia_service::sentence::sentence;
 
 use crate::slots::{Claims, fence};
 use crate::{Signer, SignerError};
@@ -138,10 +139,4 @@ fn check_output(proven: &Proven, output: &mut Output) -> Result<(), String> {
         proven.check_built(&output.name, &path, nar_hash, &references).map_err(|error| error.to_string())?;
     output.content_address = ca.map(|ca| ca.to_nix_string());
     Ok(())
-}
-
-/// An error with its causes, in one line.
-fn sentence(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }

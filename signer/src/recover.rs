@@ -60,6 +60,7 @@ impl Signer {
                 ),
             }
         }
+        self.counts.recovered(count);
         tracing::info!(count, "completed what others had accepted");
         Ok(count)
     }

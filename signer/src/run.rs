@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use harmonia_queue::replica::Replica;
 use harmonia_service::bucket::Written;
+use harmonia_service::database;
 use harmonia_service::health::Health;
 use harmonia_service::layout;
+use harmonia_service::sentence::sentence;
 use harmonia_service::serve;
 use harmonia_service::settings::Settings;
 use prometheus_client::registry::Registry;
@@ -15,7 +17,8 @@ use uuid::Uuid;
 
 use crate::{Signer, SignerError, api};
 
-const LISTEN: &str = "0.0.0.0:7778";
+/// Reached from this machine only, unless the settings say more.
+const LISTEN: &str = "127.0.0.1:7778";
 /// How soon a bucket, or a database, that could not be used is tried again.
 const RETRY: Duration = Duration::from_secs(5);
 /// How often keys are looked at when nothing is signed.
@@ -30,13 +33,15 @@ pub async fn run(
     let failed = |source| SignerError::Serve { address: address.to_owned(), source };
     let signer = Signer::connect(settings).await?;
     let (listener, bound) = serve::bind(address).await.map_err(failed)?;
-    let url = settings.get("url").map_or_else(|| format!("http://{bound}"), str::to_owned);
-    let health = Health::new(Registry::default(), &["bucket", "database"]);
+    let url = serve::own_url(settings, bound)?;
+    let mut metrics = Registry::with_prefix("harmonia_ci");
+    signer.counts.register(&mut metrics);
+    let health = Health::new(metrics, &["bucket", "database"]);
     let replica = Replica { id: Uuid::now_v7(), role: "signer".into(), url };
     tracing::info!(%bound, url = replica.url, "signer");
 
     let router = api::routes(signer.clone()).merge(health.routes());
-    let background = tokio::spawn(work(signer.clone(), health, replica.clone()));
+    let background = tokio::spawn(work(settings.clone(), signer.clone(), health, replica.clone()));
     let served = serve::serve(listener, router, stop).await.map_err(failed);
     background.abort();
     if let Err(error) = replica.leave(&signer.db).await {
@@ -46,22 +51,23 @@ pub async fn run(
 }
 
 /// Registers only once the bucket is fit: builders ask whoever is registered.
-async fn work(signer: Arc<Signer>, health: Health, replica: Replica) {
+async fn work(settings: Settings, signer: Arc<Signer>, health: Health, replica: Replica) {
     until_fit(&signer, &health).await;
     tokio::join!(
         beat(&signer, &health, &replica),
         signer.resolver.run(&signer.db),
         signer.recover(),
         keep_keys_published(&signer),
+        database::follow(&settings, &signer.db),
     );
 }
 
 async fn until_fit(signer: &Signer, health: &Health) {
     loop {
         let verdict = match signer.bucket.unfit().await {
-            Ok(None) => signer.furnish().await.map_err(|error| error.to_string()),
+            Ok(None) => signer.furnish().await.map_err(|error| sentence(&error)),
             Ok(Some(sentence)) => Err(sentence),
-            Err(error) => Err(error.to_string()),
+            Err(error) => Err(sentence(&error)),
         };
         let fit = verdict.is_ok();
         health.set("bucket", verdict);
@@ -76,7 +82,7 @@ async fn beat(signer: &Signer, health: &Health, replica: &Replica) {
     loop {
         let beat = replica.beat(&signer.db).await;
         let pause = if beat.is_ok() { harmonia_queue::replica::BEAT } else { RETRY };
-        health.set("database", beat.map_err(|error| error.to_string()));
+        health.set("database", beat.map_err(|error| sentence(&error)));
         tokio::time::sleep(pause).await;
     }
 }

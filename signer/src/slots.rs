@@ -11,6 +11,7 @@ use harmonia_queue::signer::{self, LiveClaim, Recorded};
 use harmonia_service::bucket::{Checksum, Presigned, Stored};
 use harmonia_service::layout;
 use harmonia_service::protocol::{Bytes, Claim, Slot, Token, Wish};
+use harmonia_service::sentence::sentence;
 
 use crate::{Signer, SignerError, side_by_side};
 
@@ -37,14 +38,14 @@ impl From<SignerError> for No {
     fn from(error: SignerError) -> Self {
         match error {
             SignerError::Path(error) => Self::Refused(error.to_string()),
-            error => Self::Later(error.to_string()),
+            error => Self::Later(sentence(&error)),
         }
     }
 }
 
 impl From<harmonia_service::bucket::BucketError> for No {
     fn from(error: harmonia_service::bucket::BucketError) -> Self {
-        Self::Later(error.to_string())
+        Self::Later(sentence(&error))
     }
 }
 

@@ -10,6 +10,7 @@ use harmonia_nix::store_path::{self, StorePath};
 use harmonia_queue::signer::{self, Output};
 use harmonia_service::layout;
 use harmonia_service::protocol::{Outcome, Source, StoredSource, Token};
+use harmonia_service::sentence::sentence;
 
 use crate::publish::record;
 use crate::slots::is;
@@ -48,7 +49,7 @@ impl Signer {
         match self.bucket.head(&key).await {
             Ok(Some(there)) if is(&there, stored.file) => {}
             Ok(_) => return Err(Outcome::Again { reason: format!("{key} is not stored, or not as said") }),
-            Err(error) => return Err(Outcome::Later { reason: error.to_string() }),
+            Err(error) => return Err(Outcome::Later { reason: sentence(&error) }),
         }
         Ok(Output {
             name: String::new(),
@@ -68,20 +69,20 @@ impl Signer {
         let written = async { self.write_narinfo(&record(&known, None)?).await };
         match written.await {
             Ok(()) => Outcome::Published,
-            Err(error) => Outcome::Later { reason: error.to_string() },
+            Err(error) => Outcome::Later { reason: sentence(&error) },
         }
     }
 }
 
 /// The path and its content address, if the one follows from the other.
 pub(crate) fn prove(said: &Source) -> Result<(StorePath, String), String> {
-    let path = store_path::parse(&said.path).map_err(|error| error.to_string())?;
+    let path = store_path::parse(&said.path).map_err(|error| sentence(&error))?;
     let references: BTreeSet<StorePath> = said
         .references
         .iter()
         .map(|reference| store_path::parse(reference))
         .collect::<Result<_, _>>()
-        .map_err(|error| error.to_string())?;
+        .map_err(|error| sentence(&error))?;
     let proven = match &said.text {
         None => source::prove_nar(&path, said.nar_hash, &references),
         Some(text) => {
@@ -89,6 +90,6 @@ pub(crate) fn prove(said: &Source) -> Result<(StorePath, String), String> {
             source::prove_file(&path, &contents, said.nar_hash, &references)
         }
     };
-    let ca = proven.map_err(|error| error.to_string())?;
+    let ca = proven.map_err(|error| sentence(&error))?;
     Ok((path, ca.to_nix_string()))
 }

@@ -303,3 +303,16 @@ fn a_log_compresses_the_same_from_a_file() {
         assert_eq!(compressed.sha256, Sha256::of(&compressed.bytes));
     }
 }
+
+/// Nix 2.34, for one, reads no NAR with more than 64 directories in one another.
+#[test]
+fn a_tree_that_is_deeper_than_nix_reads_is_refused() {
+    let root = TempDir::new().unwrap();
+    let pack_at = |depth: usize| {
+        fs::create_dir_all(root.path().join("d/".repeat(depth))).unwrap();
+        pack(root.path(), &Options::for_nar(SMALL), |_| ControlFlow::Continue(()))
+    };
+    // Not for its depth: nobody said its size.
+    assert!(matches!(pack_at(62), Err(PackError::Size { .. })));
+    assert!(matches!(pack_at(64), Err(PackError::Archive { .. })));
+}

@@ -1,6 +1,7 @@
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use aws_config::BehaviorVersion;
+use aws_config::identity::IdentityCache;
 use aws_credential_types::provider::{ProvideCredentials, error::CredentialsError, future};
 use aws_sdk_s3::Client;
 use aws_sdk_s3::config::retry::RetryConfig;
@@ -14,8 +15,6 @@ use super::Bucket;
 use crate::secret::Secret;
 use crate::settings::{Settings, SettingsError};
 
-/// A key in a file may change: it is read again this often.
-const REREAD: Duration = Duration::from_secs(60);
 /// One try. None of our calls moves more than a narinfo.
 const TRY: Duration = Duration::from_secs(10);
 
@@ -27,12 +26,16 @@ impl Bucket {
             .tls_provider(Provider::Rustls(CryptoMode::Ring))
             .build_https();
         let mut loader = aws_config::defaults(BehaviorVersion::latest()).http_client(http);
-        if let Some(region) = settings.get("s3_region") {
+        // A server of one's own has a region in name only: the instance's metadata is not asked for it.
+        let anywhere = settings.get("s3_endpoint").map(|_| "us-east-1");
+        if let Some(region) = settings.get("s3_region").or(anywhere) {
             loader = loader.region(Region::new(region.to_owned()));
         }
         if let Some(id) = settings.get("s3_access_key_id") {
             let secret = settings.require_secret("s3_secret_access_key")?;
             loader = loader.credentials_provider(StaticKey { id: id.to_owned(), secret });
+            // A key in a file may change: it is read whenever it is needed.
+            loader = loader.identity_cache(IdentityCache::no_cache());
         }
         let shared = loader.load().await;
         let virtual_host = settings.parse("s3_virtual_host")?.unwrap_or(false);
@@ -49,8 +52,16 @@ impl Bucket {
         if let Some(endpoint) = settings.get("s3_endpoint") {
             builder = builder.endpoint_url(endpoint);
         }
+        let outside = match settings.get("s3_public_endpoint") {
+            Some(endpoint) => builder.clone().endpoint_url(endpoint),
+            None => builder.clone(),
+        };
         let name = settings.require("s3_bucket")?.to_owned();
-        Ok(Self { client: Client::from_conf(builder.build()), name })
+        Ok(Self {
+            client: Client::from_conf(builder.build()),
+            outside: Client::from_conf(outside.build()),
+            name,
+        })
     }
 }
 
@@ -65,9 +76,8 @@ impl ProvideCredentials for StaticKey {
     where
         Self: 'a,
     {
-        let expires = SystemTime::now() + REREAD;
         future::ProvideCredentials::ready(match self.secret.read() {
-            Ok(secret) => Ok(Credentials::new(&self.id, secret, None, Some(expires), "harmonia-ci")),
+            Ok(secret) => Ok(Credentials::new(&self.id, secret, None, None, "harmonia-ci")),
             Err(error) => Err(CredentialsError::provider_error(error)),
         })
     }

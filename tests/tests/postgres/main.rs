@@ -22,6 +22,7 @@ mod model;
 mod order;
 mod publish;
 mod races;
+mod renew;
 mod retention;
 mod tokens;
 mod unsupported;

@@ -178,11 +178,11 @@ impl Lane {
     async fn kill_after_each_sql_call(&self, builder: Builder) {
         let calls = Calls::default();
         while self.begin().await.run(builder, &self.database, 1, calls.next()).await {}
+        self.press.check().await;
         let done = calls.done.lock().unwrap();
         for call in ["check_claims", "texts", "remember_proofs", "accept", "unpublished", "finish"] {
             assert!(done.iter().any(|(text, _)| text.contains(call)), "{done:?}");
         }
-        self.press.check().await;
     }
 }
 

@@ -1,9 +1,11 @@
 //! Tests against real S3 servers, one module a concern.
 
+mod cache;
 mod hostile;
 mod kills;
 mod proxy;
 mod publish;
 mod servers;
+mod substitute;
 mod trouble;
 mod twins;

@@ -1,5 +1,6 @@
 //! `./dev bench queue`: what the queue costs, as ratios to `pgbench -N` ("SU") at the same number of clients in the same
-//! run, on a private PostgreSQL. `--only TEXT` runs the groups with a figure whose name contains it.
+//! run, on a private PostgreSQL. `./dev bench upload`: see [`upload`]. `--only TEXT` runs the groups with a figure whose
+//! name contains it.
 
 mod background;
 mod baseline;
@@ -15,6 +16,7 @@ mod measure;
 mod nixpkgs;
 mod report;
 mod simulation;
+mod upload;
 mod wakeup;
 
 use baseline::Bench;
@@ -22,24 +24,35 @@ use report::Report;
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() {
-    let options = report::Options::parse(std::env::args().skip(1));
-    let bench = Bench::start(&options.settings).await;
+    let mut arguments = std::env::args().skip(1).peekable();
+    if arguments.next_if(|word| word == upload::child::CHILD).is_some() {
+        return upload::child::run(arguments.next()).await;
+    }
+    let options = report::Options::parse(arguments);
     let mut report = Report::new(&options);
-
-    claim::among_a_million(&bench, &mut report).await;
-    claim::behind_blocked(&bench, &mut report).await;
-    literal::run(&bench, &mut report).await;
-    cycle::run(&bench, &mut report).await;
-    nixpkgs::run(&bench, &mut report).await;
-    hub::stall(&bench, &mut report).await;
-    hub::failure(&bench, &mut report).await;
-    wakeup::cost(&bench, &mut report).await;
-    wakeup::latency(&bench, &mut report).await;
-    background::logs(&bench, &mut report).await;
-    background::idle(&bench, &mut report).await;
-    simulation::makespan(&bench, &mut report).await;
-    simulation::fairness(&bench, &mut report).await;
-
+    if options.measures("queue") {
+        queue(&options, &mut report).await;
+    }
+    if options.measures("upload") {
+        upload::run(&mut report).await;
+    }
     report.print();
     report.write();
+}
+
+async fn queue(options: &report::Options, report: &mut Report<'_>) {
+    let bench = Bench::start(&options.settings).await;
+    claim::among_a_million(&bench, report).await;
+    claim::behind_blocked(&bench, report).await;
+    literal::run(&bench, report).await;
+    cycle::run(&bench, report).await;
+    nixpkgs::run(&bench, report).await;
+    hub::stall(&bench, report).await;
+    hub::failure(&bench, report).await;
+    wakeup::cost(&bench, report).await;
+    wakeup::latency(&bench, report).await;
+    background::logs(&bench, report).await;
+    background::idle(&bench, report).await;
+    simulation::makespan(&bench, report).await;
+    simulation::fairness(&bench, report).await;
 }

@@ -1,4 +1,4 @@
-//! Medians, percentiles, and the CPU that PostgreSQL has used.
+//! Medians, percentiles, and the CPU and memory that processes have used.
 
 use std::fs;
 use std::time::Duration;
@@ -30,6 +30,24 @@ pub fn cpu_of(postmaster: u32) -> f64 {
     let living: u64 =
         children.split_whitespace().filter_map(|pid| ticks(pid.parse().ok()?)).map(|t| t.0).sum();
     (own + ended + living) as f64 / 100.0
+}
+
+/// CPU seconds of a process so far, without its children.
+pub fn cpu_of_process(pid: u32) -> f64 {
+    ticks(pid).expect("the process runs").0 as f64 / 100.0
+}
+
+/// CPU seconds of this process's children that have ended, and of theirs.
+pub fn cpu_of_children() -> f64 {
+    ticks(std::process::id()).expect("this process runs").1 as f64 / 100.0
+}
+
+/// Peak memory of this process, in millions of bytes.
+pub fn peak_mb() -> f64 {
+    let status = fs::read_to_string("/proc/self/status").expect("the kernel tells");
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
+    let kib: f64 = peak.trim().trim_end_matches(" kB").parse().expect("a number");
+    kib * 1024.0 / 1e6
 }
 
 /// User and system time of a process, and of its children that have ended, in hundredths of a second.

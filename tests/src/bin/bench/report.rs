@@ -48,11 +48,19 @@ const FIGURES: &[(&str, &str, f64, Better)] = &[
     ("makespan_vs_fifo_256", "x", 0.9, Lower),
     ("fairness_p95", "", 0.05, Lower),
     ("fairness_worst", "", 0.12, Lower),
+    ("upload_vs_nix_copy", "x", 2.0, Higher),
+    ("upload_cpu_vs_nix_copy", "x", 1.0, Lower),
+    ("upload_small_vs_nix_copy", "x", 4.0, Higher),
+    ("upload_rss_mb", "MB", 150.0, Lower),
+    ("nar_pass_vs_limit", "x", 0.7, Higher),
+    ("signer_slots_vs_head", "x", 0.8, Higher),
+    ("cache_narinfo_vs_healthz", "x", 0.3, Higher),
 ];
 
 /// What the command line asks for.
 #[derive(Debug, Default)]
 pub struct Options {
+    benches: Vec<String>,
     only: Vec<String>,
     json: Option<PathBuf>,
     /// Settings of PostgreSQL beside the usual ones, to look closer.
@@ -65,7 +73,7 @@ impl Options {
         let mut options = Self::default();
         while let Some(argument) = arguments.next() {
             match argument.as_str() {
-                "queue" => {}
+                "queue" | "upload" => options.benches.push(argument),
                 "--json" => options.json = Some(arguments.next().unwrap_or_else(|| usage()).into()),
                 "--only" => options.only.push(arguments.next().unwrap_or_else(|| usage())),
                 "--set" => {
@@ -76,12 +84,20 @@ impl Options {
                 _ => usage(),
             }
         }
+        if options.benches.is_empty() {
+            usage();
+        }
         options
+    }
+
+    /// Whether a bench is asked for.
+    pub fn measures(&self, bench: &str) -> bool {
+        self.benches.iter().any(|asked| asked == bench)
     }
 }
 
 fn usage() -> ! {
-    eprintln!("usage: bench queue [--json FILE] [--only TEXT]… [--set POSTGRESQL-SETTING=VALUE]…");
+    eprintln!("usage: bench queue|upload… [--json FILE] [--only TEXT]… [--set POSTGRESQL-SETTING=VALUE]…");
     std::process::exit(2)
 }
 
@@ -131,7 +147,7 @@ impl<'a> Report<'a> {
                 json!({"name": name, "value": value, "unit": unit, "target": target, "better": better})
             })
             .collect();
-        let text = json!({"bench": "queue", "figures": figures}).to_string();
+        let text = json!({"bench": self.options.benches.join(" "), "figures": figures}).to_string();
         std::fs::write(path, text).unwrap_or_else(|error| panic!("write {}: {error}", path.display()));
     }
 }

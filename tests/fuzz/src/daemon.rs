@@ -1,0 +1,95 @@
+use std::collections::BTreeSet;
+use std::error::Error;
+use std::time::Duration;
+
+use harmonia_nix::Sha256;
+use harmonia_nix::daemon::wire::message::{self, Step};
+use harmonia_nix::daemon::wire::{self, Acknowledged, Answer, NEWEST, OLDEST, handshake};
+use harmonia_nix::daemon::{BuildResult, Connection, Freed, Missing, Options, PathInfo, Quiet};
+use harmonia_nix::store_path::{self, StorePath};
+use tokio::io::AsyncWriteExt;
+use tokio::net::UnixStream;
+use tokio::runtime::{Builder, Runtime};
+
+const LIMIT: Duration = Duration::from_secs(5);
+const PATH: &str = "/nix/store/00000000000000000000000000000000-a";
+
+/// What a daemon says. The first byte chooses a minor version and what was asked.
+pub fn read(input: &[u8]) {
+    let Some((choice, bytes)) = input.split_first() else { return };
+    let versions = NEWEST - OLDEST + 1;
+    let minor = OLDEST + choice % versions;
+    match choice / versions % 10 {
+        0 => told(handshake::parse(&mut &bytes[..])),
+        1 => conversation::<()>(bytes, minor),
+        2 => conversation::<bool>(bytes, minor),
+        3 => conversation::<Acknowledged>(bytes, minor),
+        4 => conversation::<BTreeSet<StorePath>>(bytes, minor),
+        5 => conversation::<Option<PathInfo>>(bytes, minor),
+        6 => conversation::<Missing>(bytes, minor),
+        7 => conversation::<Freed>(bytes, minor),
+        8 => conversation::<BuildResult>(bytes, minor),
+        _ => connection(bytes),
+    }
+}
+
+fn told<T>(outcome: Result<T, wire::Error>) {
+    if let Err(error) = outcome {
+        assert!(error.to_string().len() < 2000, "{error}");
+    }
+}
+
+/// Operations of one kind, one after the other.
+fn conversation<A: Answer>(mut bytes: &[u8], minor: u8) {
+    loop {
+        match message::parse(&mut bytes, minor) {
+            Ok(Step::Message(message)) => drop(message.event()),
+            Ok(Step::Last) => match wire::parse::<A>(&mut bytes, minor) {
+                Ok(_) => {}
+                Err(error) => return told::<A>(Err(error)),
+            },
+            Ok(Step::Failed(error)) => drop(error.to_string()),
+            Ok(Step::Read(_) | Step::Write(_)) => {}
+            Err(error) => return told::<Step>(Err(error)),
+        }
+    }
+}
+
+/// The whole client, from the handshake on.
+fn connection(bytes: &[u8]) {
+    thread_local! {
+        static RUNTIME: Runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+    }
+    RUNTIME.with(|runtime| {
+        runtime.block_on(async {
+            let (client, daemon) = UnixStream::pair().expect("a pair of sockets");
+            let (mut heard, mut said) = daemon.into_split();
+            let speak = async {
+                said.write_all(bytes).await.ok();
+                drop(said);
+            };
+            let mut nobody = tokio::io::sink();
+            let listen = tokio::io::copy(&mut heard, &mut nobody);
+            let _ = tokio::join!(speak, listen, operate(client));
+        })
+    });
+}
+
+async fn operate(client: UnixStream) -> Result<(), Box<dyn Error>> {
+    let mut connection = Connection::open(client, &Options::default()).await?;
+    let path = store_path::parse(PATH)?;
+    let info = PathInfo {
+        deriver: None,
+        nar_hash: Sha256::of(""),
+        references: BTreeSet::new(),
+        registration_time: 0,
+        nar_size: 3,
+        ultimate: false,
+        signatures: BTreeSet::new(),
+        content_address: None,
+    };
+    connection.delete_with_referrers(&path, LIMIT).await.ok();
+    connection.add_to_store_nar(&path, &info, &mut &b"nar"[..], false, LIMIT, &mut Quiet).await?;
+    connection.query_path_info(&path).await?;
+    Ok(())
+}
