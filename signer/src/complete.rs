@@ -12,7 +12,7 @@ use harmonia_service::layout;
 use harmonia_service::protocol::{BuildResult, Outcome, Output, StoredFile, Token};
 use harmonia_service::sentence::sentence;
 
-use crate::slots::{fence, is_recorded, names};
+use crate::slots::fence;
 use crate::{Signer, SignerError, side_by_side};
 
 impl Signer {
@@ -117,12 +117,8 @@ impl Signer {
         let stored = stored.ok_or_else(again)?;
         let mut file = (output.file.bytes.sha256.0.to_vec(), output.file.bytes.size);
         if !is_said(&stored, &output.file) {
-            // Another attempt's bytes of the same NAR are there. They will do if they are on record.
-            let asked = [(output.path.clone(), Some(job))];
-            let recorded = signer::recorded(&self.db, &asked).await.map_err(|error| later(&error))?;
-            let known = recorded.get(&output.path).filter(|known| names(known, output.nar_hash));
-            let known = known.filter(|known| is_recorded(&stored, known)).ok_or_else(again)?;
-            file = known.file.clone().map(|(hash, _)| (hash, stored.size)).ok_or_else(again)?;
+            let recorded = self.recorded_file(&output.path, output.nar_hash, Some(job), &stored).await;
+            file = recorded.map_err(|error| later(&error))?.ok_or_else(again)?;
         }
         Ok(signer::Output {
             name: output.name.clone(),

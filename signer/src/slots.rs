@@ -194,6 +194,23 @@ impl Signer {
     }
 }
 
+impl Signer {
+    /// Hash and size of somebody else's bytes of the same NAR, which are there instead of those that were sent. They will
+    /// do if they are on record.
+    pub(crate) async fn recorded_file(
+        &self,
+        path: &str,
+        nar_hash: Sha256,
+        job: Option<i64>,
+        stored: &Stored,
+    ) -> Result<Option<(Vec<u8>, u64)>, SignerError> {
+        let mut recorded = signer::recorded(&self.db, &[(path.to_owned(), job)]).await?;
+        let known =
+            recorded.remove(path).filter(|known| names(known, nar_hash) && is_recorded(stored, known));
+        Ok(known.and_then(|known| known.file).map(|(hash, _)| (hash, stored.size)))
+    }
+}
+
 pub(crate) fn fence(claim: Claim) -> Fence {
     Fence { job: claim.job, attempt: claim.attempt }
 }
@@ -256,13 +273,13 @@ pub(crate) fn is(stored: &Stored, file: Bytes) -> bool {
 }
 
 /// Whether a narinfo names, or is about to name, this NAR of the path.
-pub(crate) fn names(recorded: &Recorded, nar_hash: Sha256) -> bool {
+fn names(recorded: &Recorded, nar_hash: Sha256) -> bool {
     recorded.file.is_some() && recorded.nar_hash.as_deref() == Some(&nar_hash.0[..])
 }
 
 /// Whether the object is what was recorded. The hash of an object that came in parts was checked before it was recorded,
 /// part by part; its size is what is left to compare.
-pub(crate) fn is_recorded(stored: &Stored, recorded: &Recorded) -> bool {
+fn is_recorded(stored: &Stored, recorded: &Recorded) -> bool {
     let Some((hash, size)) = &recorded.file else { return false };
     u64::try_from(*size).is_ok_and(|size| size == stored.size)
         && match stored.checksum {

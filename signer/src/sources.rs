@@ -46,10 +46,14 @@ impl Signer {
     async fn check_source(&self, stored: &StoredSource) -> Result<Output, Outcome> {
         let (path, ca) = prove(&stored.source).map_err(|reason| Outcome::Refused { reason })?;
         let key = layout::nar(&path, &stored.source.nar_hash);
-        match self.bucket.head(&key).await {
-            Ok(Some(there)) if is(&there, stored.file) => {}
-            Ok(_) => return Err(Outcome::Again { reason: format!("{key} is not stored, or not as said") }),
-            Err(error) => return Err(Outcome::Later { reason: sentence(&error) }),
+        let later = |error: &dyn std::error::Error| Outcome::Later { reason: sentence(error) };
+        let again = || Outcome::Again { reason: format!("{key} is not stored, or not as said") };
+        let there = self.bucket.head(&key).await.map_err(|error| later(&error))?.ok_or_else(again)?;
+        let mut file = (stored.file.sha256.0.to_vec(), stored.file.size);
+        if !is(&there, stored.file) {
+            let Source { path, nar_hash, .. } = &stored.source;
+            let recorded = self.recorded_file(path, *nar_hash, None, &there).await;
+            file = recorded.map_err(|error| later(&error))?.ok_or_else(again)?;
         }
         Ok(Output {
             name: String::new(),
@@ -57,8 +61,8 @@ impl Signer {
             nar_hash: stored.source.nar_hash.0.to_vec(),
             nar_size: i64::try_from(stored.source.nar_size).unwrap_or(i64::MAX),
             references: stored.source.references.clone(),
-            file_hash: stored.file.sha256.0.to_vec(),
-            file_size: i64::try_from(stored.file.size).unwrap_or(i64::MAX),
+            file_hash: file.0,
+            file_size: i64::try_from(file.1).unwrap_or(i64::MAX),
             content_address: Some(ca),
             made_by: None,
         })
