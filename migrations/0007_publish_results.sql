@@ -91,6 +91,7 @@ CREATE FUNCTION ci.accept(p_sessions bigint[], p_secrets text[], p_jobs bigint[]
 DECLARE
   v_nodes int[]; v_of int[]; v_names text[]; v_paths text[]; v_taken text[];
   v_live int[]; v_held int[]; v_whole int[]; v_mixed int[] := '{}'; v_adopted int[] := '{}';   -- positions in p_jobs
+  v_known record;
 BEGIN
   IF cardinality(p_jobs) > 1024 OR cardinality(p_names) > 16384 OR octet_length(array_to_string(p_refs, '')) > 67108864 THEN
     PERFORM ci.refuse('HC002', 'accept takes at most 1024 jobs with 16384 outputs and 64 MiB of references');
@@ -143,6 +144,14 @@ BEGIN
     DELETE FROM ci.canonical c USING unnest(p_output_of, p_paths) x (o, path)
     WHERE c.path = x.path AND x.o = ANY (v_mixed)
       AND c.path = ANY (v_taken);                                                           -- fence: no_splice
+    -- Known from a substituter until now; in the bucket from now on. One by one, so that rows are locked in the order of paths.
+    FOR v_known IN
+      SELECT x.path, x.file_hash, x.file_size FROM unnest(p_output_of, p_paths, p_nar_hashes, p_file_hashes, p_file_sizes) x (o, path, nar_hash, file_hash, file_size)
+      JOIN ci.canonical c ON c.path = x.path AND c.nar_hash = x.nar_hash AND c.file_hash IS NULL
+      WHERE x.o = ANY (v_whole) AND x.o <> ALL (v_mixed) ORDER BY x.path
+    LOOP
+      UPDATE ci.canonical SET file_hash = v_known.file_hash, file_size = v_known.file_size WHERE path = v_known.path AND file_hash IS NULL;
+    END LOOP;
   END IF;
 
   UPDATE ci.running r SET phase = 'accepted', uploaded_at = coalesce(r.uploaded_at, ci.clock())

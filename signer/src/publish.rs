@@ -58,7 +58,9 @@ impl Signer {
         let copied =
             copies.map(|(from, to, kind)| async move { self.bucket.copy(&from, &to, kind).await }.boxed());
         side_by_side(copied).await.into_iter().collect::<Result<Vec<bool>, _>>()?;
-        for output in referred_first(&job.outputs) {
+        // What a substituter has, and nobody brought to us, clients find there.
+        let ours = |output: &&Output| !output.file_hash.is_empty();
+        for output in referred_first(&job.outputs).into_iter().filter(ours) {
             self.write_narinfo(&record(output, Some(drv.clone()))?).await?;
         }
         Ok(())
