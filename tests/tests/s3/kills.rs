@@ -275,8 +275,7 @@ impl Round<'_> {
         self.session.deregister().await.unwrap();
         let other = Signer::connect(&press.signer_settings().await).await.unwrap();
         let state = press.farm.state(self.claim.fence.job).await;
-        let completed = other.complete_abandoned(Duration::ZERO).await.unwrap();
-        assert_eq!(completed, usize::from(state == "accepted"), "{state}");
+        other.complete_abandoned(Duration::ZERO).await.unwrap();
         if matches!(state.as_str(), "accepted" | "succeeded") {
             return self.assert_published(&self.outputs).await;
         }

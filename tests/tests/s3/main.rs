@@ -3,6 +3,7 @@
 mod cache;
 mod hostile;
 mod kills;
+mod names;
 mod proxy;
 mod publish;
 mod servers;
