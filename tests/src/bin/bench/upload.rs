@@ -6,6 +6,7 @@
 pub mod child;
 mod copy;
 mod goods;
+mod narinfo;
 mod pass;
 mod slots;
 mod stage;
@@ -33,14 +34,17 @@ pub async fn run(report: &mut Report<'_>) {
             report.put(large[1], cpu);
         }
     }
-    let small = ["upload_small_vs_nix_copy", "signer_slots_vs_head"];
+    let small = ["upload_small_vs_nix_copy", "signer_slots_vs_head", "cache_narinfo_vs_healthz"];
     if report.wants(&small) {
         let goods = phase("500 paths of 10 KB", async { Goods::small() }).await;
         if report.wants(&small[..1]) {
             report.put(small[0], against_nix_copy(&goods).await.0);
         }
-        if report.wants(&small[1..]) {
+        if report.wants(&small[1..2]) {
             report.put(small[1], slots::against_heads(&goods).await);
+        }
+        if report.wants(&small[2..]) {
+            report.put(small[2], narinfo::against_healthz(&goods).await);
         }
     }
     if report.wants(&["upload_rss_mb"]) {

@@ -81,6 +81,7 @@ impl Drop for Child {
 pub async fn run(role: Option<String>) {
     match role.as_deref() {
         Some("signer") => harmonia_signer::run(&settings(), input_ends()).await.expect("sign"),
+        Some("frontend") => harmonia_frontend::run(&settings(), input_ends()).await.expect("answer"),
         Some("uploader") => upload().await,
         _ => panic!("a child without a role"),
     }
