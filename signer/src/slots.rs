@@ -192,9 +192,7 @@ impl Signer {
         self.bucket.delete(key).await?;
         Ok(false)
     }
-}
 
-impl Signer {
     /// Hash and size of somebody else's bytes of the same NAR, which are there instead of those that were sent. They will
     /// do if they are on record.
     pub(crate) async fn recorded_file(
