@@ -39,7 +39,7 @@ const OUTAGE: u64 = 300;
 /// The longest that the farm works between two crashes.
 const STAGE: Duration = Duration::from_secs(15);
 /// How long all may take to end once nothing more goes wrong.
-const PATIENCE: Duration = Duration::from_secs(180);
+const PATIENCE: Duration = Duration::from_secs(400);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_lost_doubled_or_early_whatever_fails() {
