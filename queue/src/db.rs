@@ -1,6 +1,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgArguments, PgConnectOptions, PgPoolOptions, PgRow};
 use sqlx::query::Query;
 use sqlx::{Connection, PgPool, Postgres};
@@ -71,10 +72,15 @@ impl Db {
         if !self.pooled {
             return Ok(query.fetch_all(&self.pool).await?);
         }
-        let mut transaction = self.pool.begin().await?;
-        let rows = query.persistent(false).fetch_all(&mut *transaction).await?;
-        transaction.commit().await?;
-        Ok(rows)
+        let mut held = Held { connection: self.pool.acquire().await?, open: true };
+        let mut transaction = held.connection.begin().await?;
+        let rows = query.persistent(false).fetch_all(&mut *transaction).await;
+        match &rows {
+            Ok(_) => transaction.commit().await?,
+            Err(_) => transaction.rollback().await?,
+        }
+        held.open = false;
+        Ok(rows?)
     }
 
     pub(crate) async fn row(&self, query: Query<'_, Postgres, PgArguments>) -> Result<PgRow> {
@@ -97,6 +103,21 @@ impl Db {
         use sqlx::Row;
         let rows = self.rows(query).await?;
         Ok(rows.iter().map(|row| row.try_get(0)).collect::<std::result::Result<_, _>>()?)
+    }
+}
+
+/// A connection with a transaction, closed if whoever waits for it goes away: sqlx forgets a BEGIN that was not yet
+/// answered, and a pooler would keep a connection to PostgreSQL for that transaction for ever.
+struct Held {
+    connection: PoolConnection<Postgres>,
+    open: bool,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if self.open {
+            self.connection.close_on_drop();
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod actors;
 
+use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -38,8 +39,8 @@ const AHEAD: u64 = 60;
 const OUTAGE: u64 = 300;
 /// The longest that the farm works between two crashes.
 const STAGE: Duration = Duration::from_secs(15);
-/// How long all may take to end once nothing more goes wrong.
-const PATIENCE: Duration = Duration::from_secs(400);
+/// How long nothing at all may end once nothing more goes wrong.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_lost_doubled_or_early_whatever_fails() {
@@ -126,21 +127,40 @@ async fn run(seed: u64) -> Vec<String> {
     actors.spawn(sample(world.clone()));
     actors.spawn(monkey(world.clone()));
 
+    tokio::select! {
+        () = play(&world, evaluators) => {}
+        // One that panicked would be missed only by what it leaves undone.
+        panic = first_panic(&mut actors) => std::panic::resume_unwind(panic),
+    }
+    actors.shutdown().await;
+    let violations = std::mem::take(&mut world.book().violations);
+    violations.into_iter().take(20).collect()
+}
+
+async fn play(world: &World, mut evaluators: JoinSet<()>) {
     for (part, seconds) in [(0.1, 0), (0.3, OUTAGE), (0.5, 0)] {
         world.progress(part).await;
         world.crash(seconds).await;
     }
     world.progress(0.7).await;
-    while evaluators.join_next().await.is_some() {}
+    while let Some(end) = evaluators.join_next().await {
+        end.unwrap();
+    }
     world.faults.store(false, Ordering::Relaxed);
 
     world.all_end().await;
     world.check_failures().await;
     world.rebuild_all().await;
     world.check_history().await;
-    actors.shutdown().await;
-    let violations = std::mem::take(&mut world.book().violations);
-    violations.into_iter().take(20).collect()
+}
+
+async fn first_panic(actors: &mut JoinSet<()>) -> Box<dyn Any + Send> {
+    while let Some(end) = actors.join_next().await {
+        if let Err(end) = end {
+            return end.into_panic();
+        }
+    }
+    std::future::pending().await
 }
 
 // ------------------------------------------------------------------------------------------------ what goes on
@@ -408,28 +428,62 @@ impl World {
 
     /// Waits until no job is open: whatever was done to them, all end.
     async fn all_end(&self) {
-        let begin = Instant::now();
         let admin = self.farm.database.admin();
+        let mut moved = Instant::now();
+        let mut ends = 0;
         loop {
             // In one look: an event becomes an open job in no time.
-            let left: Option<(i64, String)> = sqlx::query_as(
-                "SELECT id, drv_path FROM ci.job WHERE state = 'open'
-                 UNION ALL SELECT subject, 'an event' FROM ci.event LIMIT 1",
+            let left: Option<(i64, String, i64)> = sqlx::query_as(
+                "SELECT id, drv_path, (SELECT count(*) FROM ci.attempt) FROM ci.job WHERE state = 'open'
+                 UNION ALL SELECT subject, 'an event', (SELECT count(*) FROM ci.attempt) FROM ci.event LIMIT 1",
             )
             .fetch_optional(&admin)
             .await
             .unwrap();
-            let Some((job, what)) = left else { return };
-            if begin.elapsed() > PATIENCE {
+            let Some((job, what, attempts)) = left else { return };
+            if attempts > ends {
+                (moved, ends) = (Instant::now(), attempts);
+            } else if moved.elapsed() > PATIENCE {
                 let why = people::why(&self.farm.frontend, job).await;
-                panic!(
-                    "HARMONIA_CI_CHAOS_SEED={}: {what} does not end: {why:?}; {:#?}",
-                    self.seed,
-                    self.book().violations
-                );
+                let facts = self.facts(&admin).await;
+                panic!("HARMONIA_CI_CHAOS_SEED={}: {what} does not end: {why:?}\n{facts}", self.seed);
             }
             sleep(Duration::from_millis(100)).await;
         }
+    }
+
+    /// What the database knows about a farm that stands still.
+    async fn facts(&self, admin: &PgPool) -> String {
+        let bottom = "ci.job j WHERE state = 'open' AND NOT EXISTS \
+             (SELECT FROM ci.job_input i JOIN ci.job o ON o.id = i.input WHERE i.referrer = j.id AND o.state = 'open')";
+        let questions = [
+            ("open, with no open input", format!("SELECT to_jsonb(j) - 'aterm' FROM {bottom}")),
+            ("why", format!("SELECT to_jsonb(ci.why(j.id)) FROM {bottom}")),
+            ("blocked", format!("SELECT to_jsonb(b) FROM ci.blocked b WHERE job_id IN (SELECT j.id FROM {bottom})")),
+            ("ready", "SELECT to_jsonb(r) FROM ci.ready r".into()),
+            ("offers", "SELECT to_jsonb(o) FROM ci.offer o".into()),
+            ("running", "SELECT to_jsonb(r) FROM ci.running r".into()),
+            ("events", "SELECT to_jsonb(e) FROM ci.event e".into()),
+            ("missing", "SELECT to_jsonb(m) FROM ci.missing m".into()),
+            ("clock", "SELECT to_jsonb(ci.clock())".into()),
+            ("leader", "SELECT to_jsonb(l) FROM ci.leadership l".into()),
+            ("sessions", "SELECT to_jsonb(s) FROM ci.session s WHERE ended_at IS NULL".into()),
+            ("drains", "SELECT to_jsonb(d) FROM ci.drain d".into()),
+            (
+                "connections",
+                "SELECT jsonb_build_array(pid, usename, state, wait_event, pg_blocking_pids(pid), now() - xact_start, left(query, 80)) \
+                 FROM pg_stat_activity WHERE datname = current_database()"
+                    .into(),
+            ),
+        ];
+        let mut facts = format!("violations: {:#?}\n", self.book().violations);
+        for (title, sql) in questions {
+            let sql = format!("SELECT x::text FROM ({sql} LIMIT 20) x(x)");
+            let rows = sqlx::query_scalar::<_, String>(AssertSqlSafe(sql)).fetch_all(admin).await;
+            let rows = rows.map_or_else(|error| error.to_string(), |rows| rows.join("\n  "));
+            facts.push_str(&format!("{title}:\n  {rows}\n"));
+        }
+        facts
     }
 
     /// What failed is what was said to fail, what depends on it, and nothing else.

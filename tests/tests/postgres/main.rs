@@ -5,6 +5,7 @@ mod bad_input;
 mod chaos;
 mod claim;
 mod drain;
+mod dropped;
 mod ends;
 mod failure;
 mod fairness;
