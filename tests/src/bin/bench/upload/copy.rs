@@ -8,7 +8,7 @@ use super::stage::{Cost, timed};
 
 const BUCKET: &str = "nix-copy";
 
-/// Copies into a new bucket, at zstd's default level, signed with the same key. Debian's Nix cannot authenticate to S3, so
+/// Copies into a new bucket, at zstd's default level, signed with the same key, with a listing of every path. Debian's Nix cannot authenticate to S3, so
 /// everyone may write to that bucket. Without a daemon: all its work is in one process.
 pub async fn nix_copy(goods: &Goods, press: &Press) -> Cost {
     let client = press.s3.client();
@@ -25,7 +25,8 @@ pub async fn nix_copy(goods: &Goods, press: &Press) -> Cost {
     let policy = client.put_bucket_policy().bucket(BUCKET).policy(policy.to_string());
     policy.send().await.expect("open the bucket");
     let to = format!(
-        "s3://{BUCKET}?endpoint={}&scheme=http&region={REGION}&compression=zstd&compression-level=3&secret-key={}",
+        "s3://{BUCKET}?endpoint={}&scheme=http&region={REGION}&compression=zstd&compression-level=3&write-nar-listing=true\
+         &secret-key={}",
         press.s3.endpoint,
         press.key_file().display(),
     );
