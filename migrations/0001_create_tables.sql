@@ -30,6 +30,8 @@ INSERT INTO ci.failure_kind VALUES
   ('output_size',   true,  true,  false),
   ('hash_mismatch', true,  true,  false),
   ('not_buildable', true,  true,  false),
+  ('fetch',         false, false, false),
+  ('missing_feature', false, false, true),
   ('oom',           false, false, true),
   ('disk_full',     false, false, true),
   ('network',       false, false, true),

@@ -1,3 +1,22 @@
-//! The builder: for now, how an output gets into the bucket.
+//! The builder: claims jobs, builds them with a Nix daemon, gets the outputs into the cache.
+//!
+//! [`run`](run()) keeps lives going one after the other: a canary, a session, claims. A claim is one task ([`job`]): its
+//! inputs are made ready ([`inputs`]), it is built, and it is uploaded ([`upload`]). What a failure means is a table
+//! ([`verdict`]), and so is what a draining builder gives back ([`drain`]).
 
+mod canary;
+mod collect;
+mod config;
+pub mod drain;
+pub mod inputs;
+mod job;
+mod life;
+mod log;
+pub mod roots;
+mod run;
+pub mod store;
 pub mod upload;
+pub mod verdict;
+
+pub use config::{Config, Limits};
+pub use run::{Builder, BuilderError, run};

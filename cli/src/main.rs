@@ -1,6 +1,7 @@
 //! `harmonia-ci`: the person's tool and, in time, every role of the build farm.
 
 mod audit;
+mod builder;
 mod cache;
 mod database;
 mod frontend;
@@ -30,6 +31,7 @@ enum Verb {
     Migrate(migrate::Arguments),
     Audit(audit::Arguments),
     Signer(signer::Arguments),
+    Builder(builder::Arguments),
     Cache(cache::Arguments),
     Key(key::Arguments),
     Token(token::Arguments),
@@ -42,6 +44,7 @@ async fn main() -> ExitCode {
         Verb::Migrate(arguments) => migrate::run(arguments).await,
         Verb::Audit(arguments) => audit::run(arguments).await,
         Verb::Signer(arguments) => signer::run(arguments).await,
+        Verb::Builder(arguments) => builder::run(arguments).await,
         Verb::Cache(arguments) => cache::run(arguments).await,
         Verb::Key(arguments) => key::run(arguments),
         Verb::Token(arguments) => token::run(arguments).await,

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use harmonia_builder::BuilderError;
 use harmonia_frontend::FrontendError;
 use harmonia_nix::key::KeyError;
 use harmonia_queue::migrate::MigrateError;
@@ -38,6 +39,10 @@ pub enum Failure {
     #[error(transparent)]
     Signer(#[from] SignerError),
     #[error(transparent)]
+    Builder(#[from] BuilderError),
+    #[error("signals cannot be heard")]
+    Signals(#[source] std::io::Error),
+    #[error(transparent)]
     Key(#[from] KeyError),
     #[error("the key file {} cannot be used", file.display())]
     KeyFile { file: PathBuf, source: std::io::Error },
@@ -61,6 +66,7 @@ pub fn exit_code(outcome: Result<(), Failure>) -> ExitCode {
         | Failure::Settings(_)
         | Failure::Key(_)
         | Failure::KeyFile { .. }
+        | Failure::Builder(BuilderError::Settings(_) | BuilderError::State { .. })
         | Failure::Frontend(FrontendError::Settings(_))
         | Failure::Signer(SignerError::Settings(_) | SignerError::Keys(_) | SignerError::Path(_)) => USAGE,
         Failure::Signer(SignerError::Queue(harmonia_queue::Error::Unreachable(_))) => UNREACHABLE,
@@ -76,6 +82,8 @@ pub fn exit_code(outcome: Result<(), Failure>) -> ExitCode {
         | Failure::Query(_)
         | Failure::Migrate(_)
         | Failure::Queue(_)
+        | Failure::Builder(_)
+        | Failure::Signals(_)
         | Failure::Frontend(_)
         | Failure::Signer(_) => FAILED,
     })

@@ -7,6 +7,9 @@ use sqlx::Row;
 
 use crate::{Db, Fence, Result};
 
+/// What the queue reckons with, in seconds, for a name that was never built.
+const UNKNOWN: f32 = 60.0;
+
 /// How a node presents itself. Systems, features and slots beyond its pool's are cut off.
 #[derive(Debug, Clone)]
 pub struct Node<'a> {
@@ -54,8 +57,8 @@ pub struct Claim {
     pub drv_path: String,
     /// The derivation's text.
     pub aterm: Vec<u8>,
-    /// What the farm expects it to take.
-    pub estimate: Duration,
+    /// What the farm expects it to take, if it has built something of that name before.
+    pub estimate: Option<Duration>,
     /// Every output of every input derivation.
     pub inputs: Vec<Input>,
 }
@@ -101,6 +104,10 @@ pub enum Failure {
     HashMismatch,
     /// A kind of derivation that is not built here.
     NotBuildable,
+    /// A fixed output could not be made, from the network mostly.
+    Fetch,
+    /// The Nix daemon lacks a system or a feature that its pool offers.
+    MissingFeature,
     /// Out of memory.
     Oom,
     /// Out of disk.
@@ -122,6 +129,8 @@ impl Failure {
             Self::OutputSize => "output_size",
             Self::HashMismatch => "hash_mismatch",
             Self::NotBuildable => "not_buildable",
+            Self::Fetch => "fetch",
+            Self::MissingFeature => "missing_feature",
             Self::Oom => "oom",
             Self::DiskFull => "disk_full",
             Self::Network => "network",
@@ -273,7 +282,9 @@ fn read_claim(row: &sqlx::postgres::PgRow) -> Result<Claim> {
         fence: Fence { job: row.try_get("job_id")?, attempt: row.try_get("attempt")? },
         drv_path: row.try_get("drv_path")?,
         aterm: row.try_get::<Option<Vec<u8>>, _>("aterm")?.unwrap_or_default(),
-        estimate: Duration::from_secs_f32(row.try_get::<f32, _>("estimate")?.max(0.0)),
+        estimate: Some(row.try_get("estimate")?)
+            .filter(|seconds| *seconds != UNKNOWN)
+            .and_then(|seconds| Duration::try_from_secs_f32(seconds).ok()),
         inputs: inputs.collect(),
     })
 }

@@ -6,6 +6,7 @@ pub mod health;
 pub mod layout;
 pub mod problem;
 pub mod protocol;
+pub mod quantity;
 pub mod secret;
 pub mod sentence;
 pub mod serve;

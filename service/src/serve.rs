@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use axum::Router;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
 
 use crate::settings::{Settings, SettingsError};
 
@@ -17,6 +18,24 @@ pub async fn stopped() -> io::Result<()> {
         _ = term.recv() => Ok(()),
         interrupted = tokio::signal::ctrl_c() => interrupted,
     }
+}
+
+/// How often SIGTERM or Ctrl-C came, for those to whom the second one means more than the first.
+pub fn stops() -> io::Result<watch::Receiver<u32>> {
+    let mut term = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let (count, counted) = watch::channel(0);
+    tokio::spawn(async move {
+        loop {
+            tokio::select! {
+                _ = term.recv() => {}
+                _ = interrupt.recv() => {}
+                () = count.closed() => return,
+            }
+            count.send_modify(|count| *count += 1);
+        }
+    });
+    Ok(counted)
 }
 
 /// Binds before anything else is started, so that a taken port is found at once.

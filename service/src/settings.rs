@@ -32,6 +32,23 @@ pub const KNOWN: &[(&str, bool, &str)] = &[
     ),
     ("anonymous_read", false, "true: the cache answers without a token"),
     ("log_limit", false, "bytes of a compressed log, at most"),
+    ("node", false, "the builder's name, unique in its pool; else the machine's"),
+    ("kube_node", false, "the Kubernetes node that the builder runs on"),
+    ("state_dir", false, "where a builder keeps its secret and the logs of what it builds"),
+    ("slots", false, "builds at once, within what the pool allows"),
+    ("systems", false, "the systems to build for, separated by commas; else all of the pool's"),
+    ("features", false, "the features to offer, separated by commas; else all of the pool's"),
+    ("nix_daemon", false, "the Nix daemon's socket"),
+    ("nix_root", false, "where the store's files are, if not at /"),
+    ("build_cores", false, "what a build sees as NIX_BUILD_CORES; 0 for all"),
+    ("build_timeout", false, "how long a build may take, such as 4h"),
+    ("max_silent", false, "how long a build may say nothing, such as 30m"),
+    ("max_output_size", false, "bytes of all outputs of a build, such as 4GB"),
+    ("max_log_size", false, "bytes of a build's log that are kept, such as 64MB"),
+    ("min_free", false, "garbage is collected when less of the store's disk is free, such as 2GiB"),
+    ("max_free", false, "and until so much is"),
+    ("upload_backlog", false, "bytes built but not uploaded at which a builder claims no more"),
+    ("grace", false, "how long a builder may go on after SIGTERM, such as 1h"),
 ];
 
 /// Why settings are not usable.

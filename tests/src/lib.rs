@@ -9,6 +9,7 @@ pub mod pg;
 pub mod press;
 pub mod proxy;
 pub mod s3;
+pub mod yard;
 
 /// Whether `./dev test --long` asked for more seeds and longer runs.
 pub fn long() -> bool {

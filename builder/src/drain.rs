@@ -1,0 +1,76 @@
+//! What a draining builder does with what it holds. Pure: the time left is the earliest deadline's, whatever set it.
+
+use std::time::Duration;
+
+/// Builds are given back so long before the deadline: their processes have to end, and the queue has to hear of it.
+const MARGIN: Duration = Duration::from_secs(30);
+/// Uploads go on for longer, for nothing has to be built again after them.
+const UPLOAD_MARGIN: Duration = Duration::from_secs(10);
+
+/// What is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Work {
+    /// A build.
+    Building {
+        /// How long it has run.
+        elapsed: Duration,
+        /// How long builds of its name take, half of them, if that is known.
+        p50: Option<Duration>,
+    },
+    /// A build that is done, on its way to the cache.
+    Uploading,
+}
+
+/// Whether to give something back now, with `left` until the deadline. A build that is not expected to end in time is given
+/// back at once: another node can begin it sooner. One of which nothing is known may end any time, so it goes on.
+pub fn gives_back(work: Work, left: Option<Duration>) -> bool {
+    let Some(left) = left else { return false };
+    match work {
+        Work::Uploading => left <= UPLOAD_MARGIN,
+        Work::Building { elapsed, p50 } => {
+            left <= MARGIN || p50.is_some_and(|p50| left < p50.saturating_sub(elapsed))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seconds(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn without_a_deadline_everything_ends() {
+        assert!(!gives_back(Work::Building { elapsed: seconds(5), p50: Some(seconds(9999)) }, None));
+        assert!(!gives_back(Work::Uploading, None));
+    }
+
+    #[test]
+    fn a_build_that_cannot_end_in_time_is_given_back_at_once() {
+        let build = Work::Building { elapsed: seconds(100), p50: Some(seconds(1000)) };
+        assert!(gives_back(build, Some(seconds(899))));
+        assert!(!gives_back(build, Some(seconds(901))));
+    }
+
+    #[test]
+    fn an_unknown_build_goes_on_until_the_margin() {
+        let build = Work::Building { elapsed: seconds(100), p50: None };
+        assert!(!gives_back(build, Some(MARGIN + seconds(1))));
+        assert!(gives_back(build, Some(MARGIN)));
+    }
+
+    #[test]
+    fn a_build_past_its_usual_time_goes_on_until_the_margin() {
+        let build = Work::Building { elapsed: seconds(500), p50: Some(seconds(100)) };
+        assert!(!gives_back(build, Some(seconds(60))));
+        assert!(gives_back(build, Some(seconds(20))));
+    }
+
+    #[test]
+    fn uploads_are_the_last_to_go() {
+        assert!(!gives_back(Work::Uploading, Some(seconds(20))));
+        assert!(gives_back(Work::Uploading, Some(seconds(10))));
+    }
+}

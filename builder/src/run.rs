@@ -1,0 +1,383 @@
+//! `harmonia-ci builder`.
+
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use harmonia_nix::daemon::Options;
+use harmonia_queue::builder::{Node, Session};
+use harmonia_queue::listen::{Channel, Listener, Wake};
+use harmonia_queue::{Db, Error};
+use harmonia_service::health::Health;
+use harmonia_service::sentence::sentence;
+use harmonia_service::settings::{Settings, SettingsError};
+use harmonia_service::{database, serve};
+use prometheus_client::registry::Registry;
+use thiserror::Error;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::config::Config;
+use crate::job::{self, persist};
+use crate::life::{Halt, Life};
+use crate::roots::Roots;
+use crate::store::{Store, StoreError};
+use crate::upload::{UploadError, http_client};
+use crate::{canary, collect, log};
+
+/// Reached from this machine only, unless the settings say more.
+const LISTEN: &str = "127.0.0.1:7779";
+/// Connections to the database: one for claims, one for heartbeats, some for what ends.
+const CONNECTIONS: u32 = 4;
+/// A lease lasts for four of these.
+const BEAT: Duration = Duration::from_secs(30);
+/// How soon a question that was not answered is asked again, and how often a builder that stops asks how long it has.
+const SOON: Duration = Duration::from_secs(1);
+/// How often a builder looks for work that nobody told it of.
+const POLL: Duration = Duration::from_secs(10);
+/// How long after a canary that died the next one follows.
+const CANARY: Duration = Duration::from_secs(10);
+/// Pauses of a builder that has just been told to stop are over by then.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// Why a builder does not run.
+#[derive(Debug, Error)]
+pub enum BuilderError {
+    /// It is configured wrongly.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    /// Its state cannot be kept.
+    #[error("{} cannot be used: set HARMONIA_CI_STATE_DIR to a directory of this builder's own", path.display())]
+    State {
+        /// The directory or file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The queue does not want this node.
+    #[error("the queue refuses this builder")]
+    Queue(#[from] Error),
+    /// The HTTP client cannot be made.
+    #[error("HTTPS cannot be used")]
+    Http(#[from] UploadError),
+    /// The port is taken, for one.
+    #[error("cannot serve on {address}")]
+    Serve {
+        /// Where.
+        address: String,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// All that is the same from one life to the next.
+pub struct Builder {
+    pub(crate) config: Config,
+    pub(crate) store: Arc<Store>,
+    pub(crate) roots: Arc<Roots>,
+    /// Builds share it; one that has to be alone takes it for itself.
+    pub(crate) alone: tokio::sync::RwLock<()>,
+    db: Db,
+    direct_url: String,
+    secret: String,
+    http: reqwest::Client,
+    health: Health,
+}
+
+/// How a life ended.
+enum Over {
+    /// The process is to end.
+    Stopped,
+    /// The session is over, or has to be: begin another.
+    Anew,
+}
+
+/// Runs until `stops`, the number of times it was told to stop, is more than none and what it holds has ended; at once
+/// if it is more than one.
+pub async fn run(settings: &Settings, stops: watch::Receiver<u32>) -> Result<(), BuilderError> {
+    let builder = Arc::new(Builder::new(settings)?);
+    let address = settings.get("listen").unwrap_or(LISTEN);
+    let failed = |source| BuilderError::Serve { address: address.to_owned(), source };
+    let (listener, bound) = serve::bind(address).await.map_err(failed)?;
+    tracing::info!(%bound, node = builder.config.node, slots = builder.config.slots, "builder");
+    tokio::select! {
+        served = serve::serve(listener, builder.health.routes(), std::future::pending()) => served.map_err(failed),
+        lived = builder.lives(stops) => lived,
+        never = database::follow(settings, &builder.db) => match never {},
+    }
+}
+
+impl Builder {
+    fn new(settings: &Settings) -> Result<Self, BuilderError> {
+        let config = Config::read(settings)?;
+        let secret = prepare_state(&config.state)?;
+        let url = match settings.secret("database_direct_url")? {
+            Some(direct) => direct,
+            None => settings.require_secret("database_url")?,
+        };
+        let options = Options::default()
+            // What another builder published a second ago must not look missing.
+            .with("narinfo-cache-negative-ttl", "0")
+            .with("sandbox-fallback", "false")
+            // With these a daemon also looks every few seconds whether its client is still there.
+            .with("min-free", &config.min_free.to_string())
+            .with("max-free", &config.max_free.to_string());
+        let store = Arc::new(Store::new(config.daemon.clone(), config.root.clone(), options));
+        Ok(Self {
+            roots: Roots::new(Arc::clone(&store)),
+            store,
+            alone: tokio::sync::RwLock::default(),
+            db: database::connect(settings, CONNECTIONS)?,
+            direct_url: url.read().map_err(SettingsError::from)?,
+            secret,
+            http: http_client()?,
+            health: Health::new(Registry::with_prefix("harmonia_ci"), &["store", "registered"]),
+            config,
+        })
+    }
+
+    /// Where the logs of running builds are.
+    pub(crate) fn logs(&self) -> PathBuf {
+        self.config.state.join("logs")
+    }
+
+    /// What a connection that builds is told.
+    pub(crate) fn build_options(&self) -> Options {
+        let limits = self.config.limits;
+        Options {
+            max_build_jobs: 1,
+            build_cores: limits.cores,
+            timeout: limits.timeout,
+            max_silent: limits.silent,
+            // Its inputs are there; its outputs are to be built.
+            use_substitutes: false,
+            ..self.store.options()
+        }
+    }
+
+    /// Ends when the daemon answers again.
+    pub(crate) async fn daemon_is_back(&self, patience: Duration) -> Result<(), StoreError> {
+        let until = Instant::now() + patience;
+        loop {
+            match self.store.connect(&self.store.options()).await {
+                Ok(_) => return Ok(()),
+                Err(error) if Instant::now() >= until => return Err(error),
+                Err(_) => sleep(SOON).await,
+            }
+        }
+    }
+
+    async fn lives(self: &Arc<Self>, stops: watch::Receiver<u32>) -> Result<(), BuilderError> {
+        let mut stopped = stops.clone();
+        loop {
+            let session = tokio::select! {
+                begun = self.begin() => begun?,
+                _ = stopped.wait_for(|stops| *stops > 0) => return Ok(()),
+            };
+            tracing::info!(session = session.id, slots = session.slots, "registered");
+            self.health.set("registered", Ok(()));
+            let life = Arc::new(Life::new(session, self.http.clone()));
+            match self.live(&life, stops.clone()).await {
+                Over::Stopped => return Ok(()),
+                Over::Anew => tracing::info!(session = life.session.id, "this session is over"),
+            }
+        }
+    }
+
+    /// A session, once this node has built something.
+    async fn begin(&self) -> Result<Session, BuilderError> {
+        while let Err(error) = canary::sing(&self.store, &self.build_options()).await {
+            self.health.set("store", Err(sentence(&error)));
+            tracing::warn!(error = sentence(&error), "the canary died");
+            sleep(CANARY).await;
+        }
+        self.health.set("store", Ok(()));
+        let node = Node {
+            systems: self.config.systems.clone(),
+            features: self.config.features.clone(),
+            kube_node: self.config.kube_node.as_deref(),
+            version: Some(env!("CARGO_PKG_VERSION")),
+            ..Node::new(&self.config.node, &self.secret, self.config.slots)
+        };
+        loop {
+            match Session::register(&self.db, &node).await {
+                Ok(session) => return Ok(session),
+                Err(error) if error.is_transient() || matches!(error, Error::NameTaken(_)) => {
+                    self.health.set("registered", Err(sentence(&error)));
+                    sleep(SOON).await;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    async fn live(self: &Arc<Self>, life: &Arc<Life>, stops: watch::Receiver<u32>) -> Over {
+        let mut jobs = JoinSet::new();
+        let over = tokio::select! {
+            over = self.work(life, &mut jobs) => over,
+            () = beat(life) => Over::Anew,
+            never = self.heed(life, stops) => match never {},
+            () = log::follow(&life.session, &life.held) => Over::Anew,
+            () = collect::keep_free(self, &life.held) => Over::Anew,
+            () = self.keep_roots() => Over::Anew,
+        };
+        // What is left belongs to nobody any more.
+        life.held.halt_all(&Halt::Abandoned);
+        jobs.shutdown().await;
+        over
+    }
+
+    /// Claims whenever there is room, until there is nothing more to claim in this life and nothing left to do.
+    async fn work(self: &Arc<Self>, life: &Arc<Life>, jobs: &mut JoinSet<()>) -> Over {
+        let mut listener = Listener::connect(&self.direct_url, &[Channel::Ready, Channel::Stop], POLL).await;
+        let mut worth_asking = true;
+        loop {
+            if life.is_ending() && life.held.is_empty() {
+                return self.end(life).await;
+            }
+            let free = self.free_slots(life);
+            if worth_asking && free > 0 {
+                match life.session.claim(free).await {
+                    Ok(claims) => {
+                        // As many as were asked for: there may be more.
+                        worth_asking = claims.len() == usize::try_from(free).unwrap_or_default();
+                        for claim in claims {
+                            jobs.spawn(job::run(Arc::clone(self), Arc::clone(life), claim));
+                        }
+                        continue;
+                    }
+                    Err(Error::SessionOver(_)) => return Over::Anew,
+                    Err(error) => {
+                        tracing::debug!(error = sentence(&error), "nothing can be claimed");
+                        worth_asking = false;
+                    }
+                }
+            }
+            tokio::select! {
+                wake = listener.next() => {
+                    worth_asking = true;
+                    if matches!(wake, Wake::Hint(Channel::Stop, _)) {
+                        life.beat_now.notify_one();
+                    }
+                }
+                Some(_) = jobs.join_next() => worth_asking = true,
+                () = life.held.changed.notified() => worth_asking = true,
+                () = sleep(SOON), if life.is_draining() => {}
+            }
+            life.keep_deadline();
+        }
+    }
+
+    fn free_slots(&self, life: &Life) -> i32 {
+        let slots = usize::try_from(life.session.slots).unwrap_or_default();
+        let (waiting, bytes) = life.held.backlog();
+        if life.is_draining() || waiting > 2 * slots || bytes > self.config.backlog {
+            return 0;
+        }
+        i32::try_from(slots.saturating_sub(life.held.building())).unwrap_or_default()
+    }
+
+    async fn end(&self, life: &Life) -> Over {
+        let farewell = timeout(FAREWELL, persist(|| life.session.deregister())).await;
+        if farewell.is_err() {
+            tracing::debug!("the database is away: the session ends by itself");
+        }
+        match life.stopping_in() {
+            Some(_) => Over::Stopped,
+            None => Over::Anew,
+        }
+    }
+
+    /// The first time it is told to stop, everything may end that can; the second time nothing may.
+    async fn heed(&self, life: &Life, mut stops: watch::Receiver<u32>) -> std::convert::Infallible {
+        let told = async |stops: &mut watch::Receiver<u32>, times: u32| {
+            if stops.wait_for(|stops| *stops >= times).await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        };
+        told(&mut stops, 1).await;
+        tracing::info!(held = life.held.fences().len(), "told to stop: claiming nothing more");
+        life.stop(self.config.grace);
+        told(&mut stops, 2).await;
+        tracing::info!("told to stop at once: giving everything back");
+        life.held.halt_all(&Halt::GivenBack("the builder was told to stop at once".to_owned()));
+        std::future::pending().await
+    }
+
+    /// Roots go with the daemon that keeps them.
+    async fn keep_roots(&self) {
+        loop {
+            sleep(SOON).await;
+            let kept = async {
+                self.roots.keep().await?;
+                self.roots.tidy_now_and_then().await
+            };
+            if let Err(error) = kept.await {
+                tracing::debug!(error = sentence(&error), "roots cannot be kept");
+            }
+        }
+    }
+}
+
+/// Says that it lives, until the queue says that it does not.
+async fn beat(life: &Life) {
+    loop {
+        let stopping = life.stopping_in();
+        let pause = match life.session.heartbeat(&life.held.fences(), stopping).await {
+            Ok(pulse) => {
+                life.hear(pulse);
+                if stopping.is_some() { SOON } else { BEAT }
+            }
+            Err(Error::SessionOver(reason)) => {
+                tracing::warn!(reason, "the queue has given this builder up");
+                return;
+            }
+            Err(error) => {
+                tracing::debug!(error = sentence(&error), "not heard");
+                SOON
+            }
+        };
+        tokio::select! {
+            () = sleep(pause) => {}
+            () = life.beat_now.notified() => {}
+        }
+    }
+}
+
+/// Makes the directories, forgets logs of builds that a former process ran, and answers the node's secret.
+fn prepare_state(state: &Path) -> Result<String, BuilderError> {
+    let logs = state.join("logs");
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        |source| BuilderError::State { path, source }
+    };
+    match std::fs::remove_dir_all(&logs) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(&logs)(error)),
+        _ => {}
+    }
+    std::fs::create_dir_all(&logs).map_err(failed(&logs))?;
+    let file = state.join("secret");
+    match std::fs::read_to_string(&file) {
+        Ok(secret) if secret.trim().len() >= 16 => Ok(secret.trim().to_owned()),
+        Ok(_) => write_secret(&file).map_err(failed(&file)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => write_secret(&file).map_err(failed(&file)),
+        Err(error) => Err(failed(&file)(error)),
+    }
+}
+
+/// Whole or not at all: a builder that is killed here makes another one.
+fn write_secret(file: &Path) -> io::Result<String> {
+    use std::io::Write;
+    let secret = format!("{:032x}{:032x}", rand::random::<u128>(), rand::random::<u128>());
+    let new = file.with_extension("new");
+    let mut options = std::fs::OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    let mut open = options.open(&new)?;
+    open.write_all(secret.as_bytes())?;
+    open.sync_all()?;
+    std::fs::rename(&new, file)?;
+    Ok(secret)
+}

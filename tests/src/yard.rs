@@ -1,0 +1,106 @@
+//! Real builders beside a [`Press`]: each with a Nix daemon and a store of its own.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use harmonia_builder::BuilderError;
+use harmonia_service::settings::Settings;
+use tempfile::TempDir;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::nixes::{Nix, Version};
+use crate::press::{Press, free_port};
+
+/// A builder in this process, and its store.
+pub struct RunningBuilder {
+    /// Its name in the pool.
+    pub name: String,
+    /// Its store.
+    pub nix: Arc<Nix>,
+    stops: watch::Sender<u32>,
+    task: JoinHandle<Result<(), BuilderError>>,
+    _state: TempDir,
+}
+
+/// Further lines of `nix.conf` for a store that fetches from the press's bucket, which has to be public.
+pub fn substitutes(press: &Press) -> String {
+    format!(
+        "substituters = {}\ntrusted-public-keys = {}\nnarinfo-cache-negative-ttl = 0\n",
+        press.s3.url(),
+        press.public_key()
+    )
+}
+
+/// The settings of a builder.
+pub fn settings(press: &Press, nix: &Nix, name: &str, state: &Path) -> Settings {
+    Settings::default()
+        .with("database_url", &press.pool.login.direct_url)
+        .with("listen", format!("127.0.0.1:{}", free_port()))
+        .with("node", name)
+        .with("slots", "2")
+        .with("state_dir", state.display().to_string())
+        .with("nix_daemon", nix.socket().display().to_string())
+        .with("nix_root", nix.root().display().to_string())
+}
+
+impl RunningBuilder {
+    /// A builder with a new store.
+    pub async fn start(press: &Press, version: Version, name: &str) -> RunningBuilder {
+        let nix = Arc::new(Nix::start_with(version, &substitutes(press)));
+        RunningBuilder::start_on(press, nix, name, |settings| settings).await
+    }
+
+    /// A builder with this store and further settings.
+    pub async fn start_on(
+        press: &Press,
+        nix: Arc<Nix>,
+        name: &str,
+        more: impl FnOnce(Settings) -> Settings,
+    ) -> RunningBuilder {
+        let state = tempfile::tempdir().expect("a directory");
+        let settings = more(settings(press, &nix, name, state.path()));
+        let (stops, stopped) = watch::channel(0);
+        let task = tokio::spawn(async move { harmonia_builder::run(&settings, stopped).await });
+        RunningBuilder { name: name.to_owned(), nix, stops, task, _state: state }
+    }
+
+    /// As SIGTERM does.
+    pub fn term(&self) {
+        self.stops.send_modify(|stops| *stops += 1);
+    }
+
+    /// Waits for its end.
+    pub async fn ended(mut self) -> Result<(), BuilderError> {
+        (&mut self.task).await.expect("the builder ends without a panic")
+    }
+
+    /// Stops it as SIGTERM would, and waits for its end.
+    pub async fn stop(self) {
+        self.term();
+        self.ended().await.expect("the builder ends well");
+    }
+}
+
+impl Drop for RunningBuilder {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Press {
+    /// Waits until no job is open, and says how each ended.
+    pub async fn settled(&self) -> std::collections::BTreeMap<String, String> {
+        let admin = self.farm.database.admin();
+        loop {
+            let states: Vec<(String, String)> = sqlx::query_as("SELECT drv_path, state::text FROM ci.job")
+                .fetch_all(&admin)
+                .await
+                .expect("the jobs");
+            if states.iter().all(|(_, state)| state != "open") {
+                return states.into_iter().collect();
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! Tests with real builders: a queue, signers, a bucket, Nix daemons.
+
+mod kinds;
