@@ -187,10 +187,7 @@ mod tests {
             spool.line(line.as_bytes()).unwrap();
         }
         let file = spool.finish().unwrap();
-        assert_eq!(
-            std::fs::read_to_string(file).unwrap(),
-            "12345\n678\n[... log truncated at 10 bytes]\n".replace("678\n", "678\n")
-        );
+        assert_eq!(std::fs::read_to_string(file).unwrap(), "12345\n678\n[... log truncated at 10 bytes]\n");
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! `./dev bench queue`: what the queue costs, as ratios to `pgbench -N` ("SU") at the same number of clients in the same
-//! run, on a private PostgreSQL. `./dev bench upload`: see [`upload`]. `--only TEXT` runs the groups with a figure whose
+//! run, on a private PostgreSQL. `./dev bench upload` and `build`: see [`upload`] and [`build`]. `--only TEXT` runs the groups with a figure whose
 //! name contains it.
 
 mod background;
 mod baseline;
+mod build;
 mod claim;
 mod cycle;
 mod drain;
@@ -35,6 +36,9 @@ async fn main() {
     }
     if options.measures("upload") {
         upload::run(&mut report).await;
+    }
+    if options.measures("build") {
+        build::run(&mut report).await;
     }
     report.print();
     report.write();

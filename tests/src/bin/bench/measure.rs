@@ -44,7 +44,12 @@ pub fn cpu_of_children() -> f64 {
 
 /// Peak memory of this process, in millions of bytes.
 pub fn peak_mb() -> f64 {
-    let status = fs::read_to_string("/proc/self/status").expect("the kernel tells");
+    peak_mb_of(std::process::id())
+}
+
+/// Peak memory of a process, in millions of bytes.
+pub fn peak_mb_of(pid: u32) -> f64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the kernel tells");
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
     let kib: f64 = peak.trim().trim_end_matches(" kB").parse().expect("a number");
     kib * 1024.0 / 1e6

@@ -55,6 +55,13 @@ const FIGURES: &[(&str, &str, f64, Better)] = &[
     ("nar_pass_vs_limit", "x", 0.7, Higher),
     ("signer_slots_vs_head", "x", 0.8, Higher),
     ("cache_narinfo_vs_healthz", "x", 0.3, Higher),
+    ("build_1s_vs_nix", "x", 1.05, Lower),
+    ("build_overhead_cpu_ms", "ms", 25.0, Lower),
+    ("build_trivial_vs_nix", "x", 2.0, Lower),
+    ("chain_link_ms", "ms", 150.0, Lower),
+    ("input_check_vs_lookup", "x", 2.0, Lower),
+    ("builder_idle_core_percent", "%", 0.5, Lower),
+    ("builder_rss_mb", "MB", 60.0, Lower),
 ];
 
 /// What the command line asks for.
@@ -73,7 +80,7 @@ impl Options {
         let mut options = Self::default();
         while let Some(argument) = arguments.next() {
             match argument.as_str() {
-                "queue" | "upload" => options.benches.push(argument),
+                "queue" | "upload" | "build" => options.benches.push(argument),
                 "--json" => options.json = Some(arguments.next().unwrap_or_else(|| usage()).into()),
                 "--only" => options.only.push(arguments.next().unwrap_or_else(|| usage())),
                 "--set" => {
@@ -97,7 +104,9 @@ impl Options {
 }
 
 fn usage() -> ! {
-    eprintln!("usage: bench queue|upload… [--json FILE] [--only TEXT]… [--set POSTGRESQL-SETTING=VALUE]…");
+    eprintln!(
+        "usage: bench queue|upload|build… [--json FILE] [--only TEXT]… [--set POSTGRESQL-SETTING=VALUE]…"
+    );
     std::process::exit(2)
 }
 

@@ -9,7 +9,7 @@ mod goods;
 mod narinfo;
 mod pass;
 mod slots;
-mod stage;
+pub mod stage;
 
 use crate::baseline::phase;
 use crate::measure::median;

@@ -83,6 +83,7 @@ pub async fn run(role: Option<String>) {
         Some("signer") => harmonia_signer::run(&settings(), input_ends()).await.expect("sign"),
         Some("frontend") => harmonia_frontend::run(&settings(), input_ends()).await.expect("answer"),
         Some("uploader") => upload().await,
+        Some("builder") => build().await,
         _ => panic!("a child without a role"),
     }
 }
@@ -95,6 +96,22 @@ fn settings() -> Settings {
 async fn input_ends() {
     let ended = tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new()));
     let _ = ended.await;
+}
+
+/// Until it is told to stop; what it holds then is given back.
+async fn build() {
+    let (stops, stopped) = watch::channel(0);
+    let settings = settings();
+    let building = harmonia_builder::run(&settings, stopped);
+    let ends = async {
+        input_ends().await;
+        stops.send_replace(2);
+        std::future::pending().await
+    };
+    tokio::select! {
+        built = building => built.expect("build"),
+        () = ends => {}
+    }
 }
 
 async fn upload() {
