@@ -92,6 +92,7 @@ impl Config {
     }
 }
 
-fn machine_name() -> String {
+/// What this machine calls itself.
+pub fn machine_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }

@@ -18,5 +18,5 @@ pub mod store;
 pub mod upload;
 pub mod verdict;
 
-pub use config::{Config, Limits};
+pub use config::{Config, Limits, machine_name};
 pub use run::{Builder, BuilderError, run};

@@ -4,10 +4,13 @@ mod audit;
 mod builder;
 mod cache;
 mod database;
+mod drain;
 mod frontend;
 mod key;
 mod migrate;
+mod nodes;
 mod outcome;
+mod output;
 mod role;
 mod signer;
 mod token;
@@ -32,6 +35,8 @@ enum Verb {
     Audit(audit::Arguments),
     Signer(signer::Arguments),
     Builder(builder::Arguments),
+    Nodes(nodes::Arguments),
+    Drain(drain::Arguments),
     Cache(cache::Arguments),
     Key(key::Arguments),
     Token(token::Arguments),
@@ -45,6 +50,8 @@ async fn main() -> ExitCode {
         Verb::Audit(arguments) => audit::run(arguments).await,
         Verb::Signer(arguments) => signer::run(arguments).await,
         Verb::Builder(arguments) => builder::run(arguments).await,
+        Verb::Nodes(arguments) => nodes::run(arguments).await,
+        Verb::Drain(arguments) => drain::run(arguments).await,
         Verb::Cache(arguments) => cache::run(arguments).await,
         Verb::Key(arguments) => key::run(arguments),
         Verb::Token(arguments) => token::run(arguments).await,

@@ -13,6 +13,7 @@ pub mod leader;
 pub mod listen;
 pub mod logins;
 pub mod migrate;
+pub mod nodes;
 pub mod people;
 pub mod replica;
 pub mod resolver;

@@ -22,8 +22,8 @@ impl FromStr for Span {
     type Err = QuantityError;
 
     fn from_str(text: &str) -> Result<Self, QuantityError> {
-        let units = [("s", 1), ("m", 60), ("h", 3600), ("d", 86_400), ("", 1)];
-        let error = QuantityError("a number with s, m, h or d behind it, such as 30m");
+        let units = [("s", 1), ("m", 60), ("h", 3600), ("d", 86_400), ("w", 604_800), ("", 1)];
+        let error = QuantityError("a number with s, m, h, d or w behind it, such as 30m");
         number(text, &units).map(|seconds| Self(Duration::from_secs(seconds))).ok_or(error)
     }
 }

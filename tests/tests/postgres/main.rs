@@ -20,6 +20,7 @@ mod listener;
 mod logs;
 mod migrate;
 mod model;
+mod nodes;
 mod order;
 mod publish;
 mod races;
