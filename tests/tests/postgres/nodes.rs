@@ -6,7 +6,7 @@ use harmonia_tests::farm::{Farm, SYSTEM};
 #[tokio::test]
 async fn a_node_is_shown_with_what_it_does() {
     let (farm, _pool, node) = Farm::small(4).await;
-    farm.evaluate("main", &[("a", &[]), ("b", &[])]).await;
+    farm.queue("main", &[("a", &[]), ("b", &[])]).await;
     let claims = node.claim(2).await.unwrap();
     node.start_upload(&[claims[0].fence]).await.unwrap();
     let shown = &nodes::list(&farm.frontend).await.unwrap()[0];
@@ -17,7 +17,7 @@ async fn a_node_is_shown_with_what_it_does() {
 #[tokio::test]
 async fn a_drain_goes_from_draining_to_drained_to_gone() {
     let (farm, _pool, node) = Farm::small(1).await;
-    farm.evaluate("main", &[("a", &[])]).await;
+    farm.queue("main", &[("a", &[])]).await;
     let claim = farm.claim(&node).await;
     let state = async || nodes::list(&farm.frontend).await.unwrap()[0].state();
     people::drain(&farm.operator, farm.node_of(&node).await, "cordoned", None).await.unwrap();
