@@ -11,6 +11,7 @@ use harmonia_nix::{Sha256, StorePath};
 use harmonia_queue::builder::Session;
 use thiserror::Error;
 
+use crate::job::persist;
 use crate::roots::{Hold, Roots};
 use crate::store::{Store, StoreError};
 
@@ -63,9 +64,9 @@ pub enum InputError {
     /// The queue names something that is no path.
     #[error("the queue names an input that is no store path")]
     Path(#[from] store_path::PathError),
-    /// The queue.
-    #[error(transparent)]
-    Queue(#[from] harmonia_queue::Error),
+    /// The queue does not speak to this session any more.
+    #[error("the queue does not say what the inputs are")]
+    Unheard,
     /// The local store.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -120,7 +121,7 @@ async fn closure_of(session: &Session, inputs: &[StorePath]) -> Result<Closure, 
     let mut closure = Closure::new();
     let inputs: Vec<String> = inputs.iter().map(ToString::to_string).collect();
     for some in inputs.chunks(AT_ONCE) {
-        for (path, hash) in session.closure(some).await? {
+        for (path, hash) in persist(|| session.closure(some)).await.ok_or(InputError::Unheard)? {
             let hash = hash.and_then(|hash| Sha256::try_from(hash.as_slice()).ok());
             closure.insert(store_path::parse(&path)?, hash);
         }

@@ -19,6 +19,7 @@ use crate::Builder;
 use crate::inputs::{self, InputError};
 use crate::life::{Halt, Life};
 use crate::log::Spool;
+use crate::roots::Hold;
 use crate::store::{StoreError, free_bytes};
 use crate::upload::{BuiltOutput, Ending, Log, UploadError};
 use crate::verdict;
@@ -108,8 +109,7 @@ async fn attempt(builder: &Builder, life: &Life, claim: &Claim, spool: &mut Spoo
         Ok(plan) => plan,
         Err(error) => return End::Failed(Failure::NotBuildable, sentence(&error)),
     };
-    let ready = inputs::make_ready(&builder.store, &builder.roots, &life.session, plan.inputs.clone());
-    let _inputs = match ready.await {
+    let _inputs = match inputs_of(builder, life, &plan).await {
         Ok(hold) => hold,
         Err(error) => return without_inputs(error),
     };
@@ -162,12 +162,24 @@ fn plan(claim: &Claim) -> Result<Plan, Unbuildable> {
     Ok(Plan { drv, derivation: BasicDerivation::resolve(&derivation, used)?, inputs, fetches })
 }
 
+/// Makes inputs ready; once more, if the daemon was being restarted.
+async fn inputs_of(builder: &Builder, life: &Life, plan: &Plan) -> Result<Hold, InputError> {
+    let ready = || inputs::make_ready(&builder.store, &builder.roots, &life.session, plan.inputs.clone());
+    match ready().await {
+        Err(InputError::Store(StoreError::Daemon(error))) if error.is_lost() => {
+            builder.connect(&builder.store.options(), DAEMON_PATIENCE).await?;
+            ready().await
+        }
+        ready => ready,
+    }
+}
+
 /// What was built.
 struct Built {
     outputs: Vec<BuiltOutput>,
     took: Duration,
     /// The outputs are held until they are uploaded.
-    _hold: crate::roots::Hold,
+    _hold: Hold,
 }
 
 /// Builds. If the daemon dies while others build too, nobody knows whose fault it is: each is tried again alone.
@@ -186,10 +198,6 @@ async fn build(builder: &Builder, life: &Life, plan: &Plan, spool: &mut Spool) -
     }
     tracing::warn!(drv = %plan.drv, error = %lost, "the Nix daemon died under several builds: this one goes on alone");
     let _alone = builder.alone.write().await;
-    builder
-        .daemon_is_back(DAEMON_PATIENCE)
-        .await
-        .map_err(|error| End::Failed(Failure::DaemonGone, sentence(&error)))?;
     match build_once(builder, plan, spool).await {
         Ok(built) => Ok(built),
         Err(Trouble::Ended(end)) => Err(end),
@@ -213,12 +221,10 @@ enum Trouble {
     Lost(StoreError),
 }
 
+/// Anywhere but in the middle of a build, a daemon that goes away says nothing about what is built.
 impl From<StoreError> for Trouble {
     fn from(error: StoreError) -> Self {
-        match error {
-            StoreError::Daemon(ref source) if source.is_lost() => Self::Lost(error),
-            error => Self::Ended(End::Failed(Failure::DaemonGone, sentence(&error))),
-        }
+        Self::Ended(End::Failed(Failure::DaemonGone, sentence(&error)))
     }
 }
 
@@ -226,8 +232,8 @@ async fn build_once(builder: &Builder, plan: &Plan, spool: &mut Spool) -> Result
     let limits = builder.config.limits;
     let begun = Instant::now();
     let known = plan.derivation.outputs.values().filter_map(|output| output.path.clone()).collect();
+    let mut connection = builder.connect(&builder.build_options(), DAEMON_PATIENCE).await?;
     let early = builder.roots.hold(known).await?;
-    let mut connection = builder.store.connect(&builder.build_options()).await?;
     // The daemon keeps the time; this is for one that does not.
     let limit = limits.timeout + Duration::from_secs(600);
     spool.heard = Instant::now();
@@ -238,7 +244,7 @@ async fn build_once(builder: &Builder, plan: &Plan, spool: &mut Spool) -> Result
         Ok(result) => {
             return Err(Trouble::Ended(failed(builder, plan, spool, Some(&result), &result.message)));
         }
-        Err(error) if error.is_lost() => return Err(StoreError::from(error).into()),
+        Err(error) if error.is_lost() => return Err(Trouble::Lost(error.into())),
         Err(error @ daemon::Error::TimedOut { .. }) => {
             return Err(Trouble::Ended(End::Failed(Failure::Timeout, sentence(&error))));
         }
@@ -359,7 +365,7 @@ fn without_inputs(error: InputError) -> End {
         InputError::Network { .. } => End::Failed(Failure::Network, sentence(&error)),
         InputError::Store(error) => End::Failed(Failure::DaemonGone, sentence(&error)),
         InputError::Path(error) => End::Failed(Failure::NotBuildable, sentence(&error)),
-        InputError::Queue(error) => End::GivenBack(sentence(&error)),
+        InputError::Unheard => End::Settled,
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use harmonia_nix::daemon::Options;
+use harmonia_nix::daemon::{Connection, Options};
 use harmonia_queue::builder::{Node, Session};
 use harmonia_queue::listen::{Channel, Listener, Wake};
 use harmonia_queue::{Db, Error};
@@ -158,14 +158,19 @@ impl Builder {
         }
     }
 
-    /// Ends when the daemon answers again.
-    pub(crate) async fn daemon_is_back(&self, patience: Duration) -> Result<(), StoreError> {
+    /// A connection to the daemon, which may be starting.
+    pub(crate) async fn connect(
+        &self,
+        options: &Options,
+        patience: Duration,
+    ) -> Result<Connection, StoreError> {
         let until = Instant::now() + patience;
         loop {
-            match self.store.connect(&self.store.options()).await {
-                Ok(_) => return Ok(()),
-                Err(error) if Instant::now() >= until => return Err(error),
-                Err(_) => sleep(SOON).await,
+            match self.store.connect(options).await {
+                Err(StoreError::Daemon(error)) if error.is_lost() && Instant::now() < until => {
+                    sleep(SOON).await
+                }
+                connected => return connected,
             }
         }
     }
