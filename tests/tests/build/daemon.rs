@@ -105,7 +105,7 @@ async fn a_feature_that_the_daemon_lacks_is_not_the_builds_fault() {
         let nix = scene.nix_with(version, "system-features =\n");
         let builder = scene.builder(&nix, &format!("{version:?}")).await;
         let outcomes = scene.after_attempts(&drv, count + 1).await;
-        assert_eq!(outcomes.last().unwrap(), "missing_feature", "{version:?}");
+        assert_eq!(outcomes.last().unwrap(), "missing_feature", "{version:?}: {:#?}", scene.history().await);
         builder.stop().await;
         scene.hurry().await;
     }
@@ -129,7 +129,7 @@ async fn a_system_that_the_daemon_lacks_is_not_the_builds_fault() {
         let nix = scene.nix_with(version, "extra-platforms =\n");
         let builder = scene.builder(&nix, &format!("{version:?}")).await;
         let outcomes = scene.after_attempts(tools, count + 1).await;
-        assert_eq!(outcomes.last().unwrap(), "missing_feature", "{version:?}");
+        assert_eq!(outcomes.last().unwrap(), "missing_feature", "{version:?}: {:#?}", scene.history().await);
         builder.stop().await;
         scene.hurry().await;
     }

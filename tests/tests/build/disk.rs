@@ -1,14 +1,16 @@
 //! Disks that are full.
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 
+use harmonia_service::settings::Settings;
 use harmonia_tests::eventually;
 use harmonia_tests::nixes::{Expression, Nix, Version};
 use harmonia_tests::yard::RunningBuilder;
 
-use crate::scene::{Scene, local_hash};
+use crate::scene::{Scene, gated, local_hash};
 
 /// A store on a disk of its own, in memory.
 struct SmallStore {
@@ -33,7 +35,7 @@ impl SmallStore {
 
     async fn builder(&self, scene: &Scene, min_free: &str) -> RunningBuilder {
         scene.only_builders().await;
-        let settings = |settings: harmonia_service::settings::Settings| settings.with("min_free", min_free);
+        let settings = |settings: Settings| settings.with("min_free", min_free);
         RunningBuilder::start_on(&scene.press, Arc::clone(&self.nix), "small", settings).await
     }
 
@@ -46,13 +48,13 @@ impl SmallStore {
         path
     }
 
-    /// Uses up what is left.
-    fn fill(&self) -> PathBuf {
-        let file = self.disk.join("filler");
-        let mut filler = std::fs::File::create(&file).unwrap();
+    /// Uses up what is left, but for a little: without any Nix itself dies, which has to write to its database.
+    fn fill(&self) {
+        let mut filler = std::fs::File::create(self.disk.join("filler")).unwrap();
         let block = vec![b'x'; 64 << 10];
-        while std::io::Write::write_all(&mut filler, &block).is_ok() {}
-        file
+        while filler.write_all(&block).is_ok() {}
+        let size = filler.metadata().unwrap().len();
+        filler.set_len(size.saturating_sub(256 << 10)).unwrap();
     }
 }
 
@@ -72,12 +74,23 @@ async fn a_build_that_fills_the_disk_is_tried_elsewhere() {
         let small = SmallStore::start(&scene, version, "64m");
         let builder = small.builder(&scene, "8MiB").await;
         let outcomes = scene.after_attempts(&drv, count + 1).await;
-        assert_eq!(outcomes.last().unwrap(), "disk_full", "{version:?}");
+        assert_eq!(outcomes.last().unwrap(), "disk_full", "{version:?}: {:#?}", scene.history().await);
         builder.stop().await;
         scene.hurry().await;
     }
     let builder = scene.builder(&scene.nix(Version::New), "large").await;
     scene.ends_well().await;
+    builder.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_build_that_only_talks_of_a_full_disk_has_failed() {
+    let scene = Scene::start().await;
+    let words = "echo No space left on device; echo Cannot allocate memory; exit 1";
+    let drv = scene.want(&[&Expression::new("liar", words)]).await.remove(0);
+    let builder = scene.builder(&scene.nix(Version::New), "one").await;
+    assert_eq!(scene.after_attempts(&drv, 1).await, ["build_error"]);
+    scene.becomes(&drv, "failed").await;
     builder.stop().await;
 }
 
@@ -99,13 +112,12 @@ async fn a_disk_that_is_full_when_a_builder_begins_is_made_free() {
         let scene = Scene::start().await;
         let small = SmallStore::start(&scene, version, "96m");
         let garbage = small.garbage("garbage", 30);
-        let filler = small.fill();
-        let builder = small.builder(&scene, "8MiB").await;
+        small.fill();
         scene.want(&[&Expression::files("after", 20)]).await;
+        let builder = small.builder(&scene, "8MiB").await;
         scene.ends_well().await;
         assert_eq!(local_hash(&small.nix, &garbage), None);
         builder.stop().await;
-        std::fs::remove_file(filler).unwrap();
     }
 }
 
@@ -126,4 +138,26 @@ async fn builds_that_collect_garbage_all_the_time_lose_nothing() {
         scene.ends_well().await;
         builder.stop().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_builder_that_cannot_write_logs_does_not_use_up_the_patience_of_jobs() {
+    let scene = Scene::start().await;
+    let drv = scene.want(&[&gated("first")]).await.remove(0);
+    let state = tempfile::tempdir().unwrap();
+    let directory = state.path().display().to_string();
+    let settings = |settings: Settings| settings.with("state_dir", directory).with("slots", "1");
+    scene.only_builders().await;
+    let builder = RunningBuilder::start_on(&scene.press, scene.nix(Version::New), "one", settings).await;
+    scene.reached("first").await;
+    let second = scene.want(&[&Expression::trivial("second")]).await.remove(0);
+    let logs = state.path().join("logs");
+    std::fs::remove_dir_all(&logs).unwrap();
+    scene.open("first");
+    assert_eq!(scene.after_attempts(&second, 1).await, ["disk_full"]);
+    std::fs::create_dir(&logs).unwrap();
+    scene.hurry().await;
+    scene.ends_well().await;
+    assert_eq!(scene.outcomes(&drv).await, ["succeeded"]);
+    builder.stop().await;
 }

@@ -107,6 +107,15 @@ impl Scene {
             .unwrap()
     }
 
+    /// Every attempt that has ended, for who reads what went wrong.
+    pub async fn history(&self) -> Vec<(String, String, Option<String>)> {
+        let admin = self.press.farm.database.admin();
+        let query = "SELECT coalesce(n.name, '') || ' ' || j.drv_path, a.outcome, a.message FROM ci.attempt a
+                     JOIN ci.job j ON j.id = a.job_id LEFT JOIN ci.session s ON s.id = a.session_id
+                     LEFT JOIN ci.node n ON n.id = s.node_id ORDER BY a.id";
+        sqlx::query_as(query).fetch_all(&admin).await.unwrap()
+    }
+
     /// Waits until so many attempts have ended; how.
     pub async fn after_attempts(&self, drv: &str, count: usize) -> Vec<String> {
         eventually("attempts end", || async { self.outcomes(drv).await.len() >= count }).await;
@@ -122,23 +131,37 @@ impl Scene {
             .await;
     }
 
-    /// Every lease has ended, and the janitor has seen it.
+    /// Every lease has ended, and the janitor has seen it. Its nodes are still heard of.
     pub async fn end_leases(&self) {
-        self.press
-            .farm
-            .database
-            .execute("UPDATE ci.running SET lease_until = ci.clock() - interval '1 second'")
-            .await;
+        self.past("ci.running", "lease_until").await;
+        self.reap().await;
+    }
+
+    /// Nobody has heard of any node for longer than a lease, and the janitor has seen it.
+    pub async fn nodes_died(&self) {
+        self.past("ci.session", "last_seen").await;
+        self.end_leases().await;
+        self.hurry().await;
+    }
+
+    async fn past(&self, table: &str, column: &str) {
+        let sql = format!("UPDATE {table} SET {column} = ci.clock() - interval '3 minutes'");
+        self.press.farm.database.execute(&sql).await;
+    }
+
+    /// A janitor takes nothing back before it has led for as long as a lease.
+    async fn reap(&self) {
         let lead = self.press.farm.lead().await;
-        janitor::reap(&self.press.farm.operator, lead.generation).await.unwrap();
+        self.past("ci.leadership", "since").await;
+        assert!(janitor::reap(&self.press.farm.operator, lead.generation).await.unwrap() > 0);
         self.press.farm.settle().await;
     }
 
     /// Waits for the end of all jobs, which is a good one, and looks at everything in the cache.
     pub async fn ends_well(&self) {
-        let states = tokio::time::timeout(Duration::from_secs(90), self.press.settled()).await;
-        let states = states.expect("all jobs end in time");
-        assert!(states.values().all(|state| state == "succeeded"), "{states:#?}");
+        let settled = tokio::time::timeout(Duration::from_secs(60), self.press.settled()).await;
+        let well = settled.as_ref().is_ok_and(|states| states.values().all(|state| state == "succeeded"));
+        assert!(well, "{settled:#?}\n{:#?}", self.history().await);
         self.press.check().await;
     }
 }
@@ -166,6 +189,16 @@ pub fn gated_pair(name: &str) -> Expression {
 /// Whether a request puts a NAR into the bucket.
 pub fn is_nar(request: &str) -> bool {
     request.starts_with("PUT /bucket/nar/")
+}
+
+/// Builds in a store whatever the cache has of it.
+pub fn build_here(nix: &Nix, expression: &Expression) -> String {
+    let drv = nix.instantiate(expression);
+    nix.run("nix-store", &["--realise", "--option", "substitute", "false", &drv])
+        .lines()
+        .next()
+        .unwrap()
+        .to_owned()
 }
 
 /// The hash that a store has recorded for a path; none if it is not there.
