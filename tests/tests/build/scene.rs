@@ -204,7 +204,7 @@ pub fn build_here(nix: &Nix, expression: &Expression) -> String {
 /// The hash that a store has recorded for a path; none if it is not there.
 pub fn local_hash(nix: &Nix, path: &str) -> Option<Sha256> {
     let path = store_path::parse(path).unwrap();
-    Database::open(nix.database()).unwrap().hashes_of(&[path.clone()]).unwrap().remove(&path)
+    Database::open(nix.database()).unwrap().hashes_of(std::slice::from_ref(&path)).unwrap().remove(&path)
 }
 
 /// The paths of an expression's outputs.
