@@ -100,7 +100,7 @@ impl Scene {
     /// How the attempts at a job ended that have ended, the first one first.
     pub async fn outcomes(&self, drv: &str) -> Vec<String> {
         let admin = self.press.farm.database.admin();
-        sqlx::query_scalar("SELECT a.outcome FROM ci.attempt a JOIN ci.job j ON j.id = a.job_id WHERE j.drv_path = $1 ORDER BY a.id")
+        sqlx::query_scalar("SELECT a.outcome FROM ci.attempt a JOIN ci.job j ON j.id = a.job_id WHERE j.drv_path = $1 ORDER BY a.ended_at, a.id")
             .bind(drv)
             .fetch_all(&admin)
             .await
@@ -112,7 +112,7 @@ impl Scene {
         let admin = self.press.farm.database.admin();
         let query = "SELECT coalesce(n.name, '') || ' ' || j.drv_path, a.outcome, a.message FROM ci.attempt a
                      JOIN ci.job j ON j.id = a.job_id LEFT JOIN ci.session s ON s.id = a.session_id
-                     LEFT JOIN ci.node n ON n.id = s.node_id ORDER BY a.id";
+                     LEFT JOIN ci.node n ON n.id = s.node_id ORDER BY a.ended_at, a.id";
         sqlx::query_as(query).fetch_all(&admin).await.unwrap()
     }
 
