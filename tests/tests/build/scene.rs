@@ -100,11 +100,9 @@ impl Scene {
     /// How the attempts at a job ended that have ended, the first one first.
     pub async fn outcomes(&self, drv: &str) -> Vec<String> {
         let admin = self.press.farm.database.admin();
-        sqlx::query_scalar("SELECT a.outcome FROM ci.attempt a JOIN ci.job j ON j.id = a.job_id WHERE j.drv_path = $1 ORDER BY a.ended_at, a.id")
-            .bind(drv)
-            .fetch_all(&admin)
-            .await
-            .unwrap()
+        let query = "SELECT a.outcome FROM ci.attempt a JOIN ci.job j ON j.id = a.job_id
+                     WHERE j.drv_path = $1 ORDER BY a.ended_at, a.id";
+        sqlx::query_scalar(query).bind(drv).fetch_all(&admin).await.unwrap()
     }
 
     /// Every attempt that has ended, for who reads what went wrong.
