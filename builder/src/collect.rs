@@ -1,4 +1,5 @@
-//! Garbage is collected while nothing is built and the disk is low. During builds the daemon does it, by `min-free`.
+//! Garbage is collected while nothing is built and the disk is low, and before a life begins. During builds the daemon
+//! does it, by `min-free`.
 
 use std::time::Duration;
 
@@ -15,23 +16,26 @@ const LIMIT: Duration = Duration::from_secs(3600);
 pub async fn keep_free(builder: &Builder, held: &Held) {
     loop {
         tokio::time::sleep(EVERY).await;
-        if !held.is_empty() {
-            continue;
+        if held.is_empty() {
+            if_low(builder).await;
         }
-        match free_bytes(&builder.store.directory()) {
-            Ok(free) if free < builder.config.min_free => {
-                tracing::info!(free, "collecting garbage");
-                match collect(builder, builder.config.max_free - free).await {
-                    Ok(bytes) => tracing::info!(bytes, "collected garbage"),
-                    Err(error) => tracing::warn!(
-                        error = &error as &dyn std::error::Error,
-                        "garbage cannot be collected"
-                    ),
+    }
+}
+
+/// Makes room if there is too little.
+pub async fn if_low(builder: &Builder) {
+    match free_bytes(&builder.store.directory()) {
+        Ok(free) if free < builder.config.min_free => {
+            tracing::info!(free, "collecting garbage");
+            match collect(builder, builder.config.max_free - free).await {
+                Ok(bytes) => tracing::info!(bytes, "collected garbage"),
+                Err(error) => {
+                    tracing::warn!(error = &error as &dyn std::error::Error, "garbage cannot be collected");
                 }
             }
-            Ok(_) => {}
-            Err(error) => tracing::warn!(%error, "the store's disk cannot be looked at"),
         }
+        Ok(_) => {}
+        Err(error) => tracing::warn!(%error, "the store's disk cannot be looked at"),
     }
 }
 

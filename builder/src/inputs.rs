@@ -10,6 +10,7 @@ use harmonia_nix::store_path;
 use harmonia_nix::{Sha256, StorePath};
 use harmonia_queue::builder::Session;
 use thiserror::Error;
+use tokio::time::{Instant, sleep};
 
 use crate::job::persist;
 use crate::roots::{Hold, Roots};
@@ -19,6 +20,9 @@ use crate::store::{Store, StoreError};
 const AT_ONCE: usize = 4096;
 /// How long fetching inputs may take.
 const FETCH_LIMIT: Duration = Duration::from_secs(3600);
+/// How long a copy that has to go is waited for while something holds it, and how often it is looked at.
+const HELD_LIMIT: Duration = Duration::from_secs(120);
+const HELD_PAUSE: Duration = Duration::from_secs(1);
 /// How long deleting some paths may take: the daemon looks for what holds them first.
 const DELETE_LIMIT: Duration = Duration::from_secs(600);
 
@@ -97,11 +101,8 @@ pub async fn make_ready(
     let closure = closure_of(session, &inputs).await?;
     let paths: Vec<StorePath> = closure.keys().cloned().collect();
     let differing = plan(&closure, &store.hashes(paths.clone()).await?).replace;
-    if !differing.is_empty() {
-        roots.tidy(0).await?;
-        for path in differing {
-            replace(store, &path).await?;
-        }
+    for path in differing {
+        replace(store, roots, &path).await?;
     }
     let hold = roots.hold(inputs).await?;
     fetch(store, plan(&closure, &store.hashes(paths.clone()).await?).fetch).await?;
@@ -129,18 +130,27 @@ async fn closure_of(session: &Session, inputs: &[StorePath]) -> Result<Closure, 
     Ok(closure)
 }
 
-/// Deletes a path and what was built from it here.
-async fn replace(store: &Arc<Store>, path: &StorePath) -> Result<(), InputError> {
+/// Deletes a path and what was built from it here, once nothing holds it: another slot may use it, or upload it. A job
+/// that was given back would come again at once, and be interrupted too often in no time.
+async fn replace(store: &Store, roots: &Roots, path: &StorePath) -> Result<(), InputError> {
     tracing::warn!(%path, "the local copy differs from what was published: deleting it and what refers to it");
-    match store.daemon().delete_with_referrers(path, DELETE_LIMIT).await {
-        Ok(freed) => {
-            tracing::info!(%path, paths = freed.paths.len(), "deleted");
-            Ok(())
+    let until = Instant::now() + HELD_LIMIT;
+    loop {
+        roots.tidy(0).await?;
+        match store.daemon().delete_with_referrers(path, DELETE_LIMIT).await {
+            Ok(freed) => {
+                tracing::info!(%path, paths = freed.paths.len(), "deleted");
+                return Ok(());
+            }
+            Err(error @ (daemon::Error::Alive { .. } | daemon::Error::Daemon(_))) => {
+                if Instant::now() >= until {
+                    return Err(InputError::Held { path: path.clone(), reason: error.to_string() });
+                }
+                tracing::debug!(%error, "waiting for a copy to be let go");
+                sleep(HELD_PAUSE).await;
+            }
+            Err(error) => return Err(StoreError::from(error).into()),
         }
-        Err(error @ (daemon::Error::Alive { .. } | daemon::Error::Daemon(_))) => {
-            Err(InputError::Held { path: path.clone(), reason: error.to_string() })
-        }
-        Err(error) => Err(StoreError::from(error).into()),
     }
 }
 

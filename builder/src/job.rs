@@ -20,9 +20,10 @@ use crate::inputs::{self, InputError};
 use crate::life::{Halt, Life};
 use crate::log::Spool;
 use crate::roots::Hold;
-use crate::store::{StoreError, free_bytes};
+use crate::store::StoreError;
 use crate::upload::{BuiltOutput, Ending, Log, UploadError};
 use crate::verdict;
+use crate::witness::Witness;
 
 /// How long a failed build's log may take to be stored before the queue hears of the failure without it.
 const LOG_PATIENCE: Duration = Duration::from_secs(60);
@@ -88,7 +89,8 @@ pub async fn run(builder: Arc<Builder>, life: Arc<Life>, claim: Claim) {
                 end = attempt(&builder, &life, &claim, &mut spool) => end,
             }
         }
-        Err(error) => End::GivenBack(format!("its log cannot be written: {error}")),
+        // Given back, it would come again at once, until it had been interrupted too often.
+        Err(error) => End::Failed(Failure::DiskFull, format!("its log cannot be written: {error}")),
     };
     report(fence, &end, begun.elapsed());
     tell(&life.session, fence, end).await;
@@ -237,18 +239,22 @@ async fn build_once(builder: &Builder, plan: &Plan, spool: &mut Spool) -> Result
     // The daemon keeps the time; this is for one that does not.
     let limit = limits.timeout + Duration::from_secs(600);
     spool.heard = Instant::now();
-    let result =
-        connection.build_derivation(&plan.drv, &plan.derivation, BuildMode::Normal, limit, spool).await;
+    let mut witness = Witness::new(spool, builder.store.directory());
+    let result = connection
+        .build_derivation(&plan.drv, &plan.derivation, BuildMode::Normal, limit, &mut witness)
+        .await;
+    let least_free = witness.least_free();
+    let failed = |spool: &mut Spool, result: Option<&BuildResult>, message: &str| {
+        Trouble::Ended(failed(builder, plan, spool, least_free, result, message))
+    };
     let result = match result {
         Ok(result) if result.status.is_success() => result,
-        Ok(result) => {
-            return Err(Trouble::Ended(failed(builder, plan, spool, Some(&result), &result.message)));
-        }
+        Ok(result) => return Err(failed(spool, Some(&result), &result.message)),
         Err(error) if error.is_lost() => return Err(Trouble::Lost(error.into())),
         Err(error @ daemon::Error::TimedOut { .. }) => {
             return Err(Trouble::Ended(End::Failed(Failure::Timeout, sentence(&error))));
         }
-        Err(error) => return Err(Trouble::Ended(failed(builder, plan, spool, None, &sentence(&error)))),
+        Err(error) => return Err(failed(spool, None, &sentence(&error))),
     };
     let paths = output_paths(&plan.derivation, &result);
     if let Some(name) = paths.iter().find_map(|(name, path)| path.is_none().then_some(name)) {
@@ -292,10 +298,10 @@ fn failed(
     builder: &Builder,
     plan: &Plan,
     spool: &mut Spool,
+    least_free: u64,
     result: Option<&BuildResult>,
     message: &str,
 ) -> End {
-    let free = free_bytes(&builder.store.directory()).unwrap_or(u64::MAX);
     let silent = builder.config.limits.silent;
     let ending = verdict::Ending {
         status: result.map(|result| result.status),
@@ -304,7 +310,7 @@ fn failed(
         fetches: plan.fetches,
         // Timers on both sides; nobody was silent for nearly as long and timed out at that very moment.
         silent: !silent.is_zero() && spool.heard.elapsed() + Duration::from_secs(2) >= silent,
-        disk_full: free < builder.config.min_free,
+        disk_full: least_free < builder.config.min_free,
     };
     let failure = ending.failure();
     let words = match failure {

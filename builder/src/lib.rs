@@ -17,6 +17,7 @@ mod run;
 pub mod store;
 pub mod upload;
 pub mod verdict;
+mod witness;
 
 pub use config::{Config, Limits, machine_name};
 pub use run::{Builder, BuilderError, run};

@@ -121,6 +121,8 @@ impl Builder {
         let options = Options::default()
             // What another builder published a second ago must not look missing.
             .with("narinfo-cache-negative-ttl", "0")
+            // And what was published anew since must not look as it did before.
+            .with("narinfo-cache-positive-ttl", "0")
             .with("sandbox-fallback", "false")
             // With these a daemon also looks every few seconds whether its client is still there.
             .with("min-free", &config.min_free.to_string())
@@ -194,7 +196,10 @@ impl Builder {
 
     /// A session, once this node has built something.
     async fn begin(&self) -> Result<Session, BuilderError> {
-        while let Err(error) = canary::sing(&self.store, &self.build_options()).await {
+        loop {
+            // On a full disk the canary dies, and so would all that follows.
+            collect::if_low(self).await;
+            let Err(error) = canary::sing(&self.store, &self.build_options()).await else { break };
             self.health.set("store", Err(sentence(&error)));
             tracing::warn!(error = sentence(&error), "the canary died");
             sleep(CANARY).await;

@@ -3,6 +3,8 @@
 use harmonia_nix::daemon::BuildStatus;
 use harmonia_queue::builder::Failure;
 
+use crate::witness::NO_SPACE;
+
 /// What is known about the end of a build.
 #[derive(Debug, Clone, Copy)]
 pub struct Ending<'a> {
@@ -16,11 +18,19 @@ pub struct Ending<'a> {
     pub fetches: bool,
     /// Whether it had been silent for as long as it may.
     pub silent: bool,
-    /// Whether the store's disk is nearly full now.
+    /// Whether the store's disk was nearly full when the log said so, or is now.
     pub disk_full: bool,
 }
 
 type Sign = fn(&Ending<'_>) -> bool;
+
+/// What daemons say, from 2.8 to 2.34, that lack a system or a feature.
+const LACKS: [&str; 4] = [
+    "is required to build",
+    "required system or feature",
+    "Reason: missing system features",
+    "Reason: platform mismatch",
+];
 
 /// How an ending is recognised, and what it is. A build's own log is its author's word: it is believed only where it
 /// makes the build be tried again, and only together with what the machine says.
@@ -29,13 +39,13 @@ const TABLE: [(Sign, Failure); 12] = [
     (|end| end.says(&["hash mismatch in fixed-output derivation"]), Failure::HashMismatch),
     (|end| end.status == Some(BuildStatus::TimedOut) && end.silent, Failure::Silent),
     (|end| end.status == Some(BuildStatus::TimedOut), Failure::Timeout),
-    (|end| end.says(&["No space left on device", "database or disk is full"]), Failure::DiskFull),
-    (|end| end.disk_full && end.log.contains("No space left on device"), Failure::DiskFull),
+    (|end| end.says(&[NO_SPACE, "database or disk is full"]), Failure::DiskFull),
+    (|end| end.disk_full && end.log.contains(NO_SPACE), Failure::DiskFull),
     (
         |end| end.says(&["Cannot allocate memory", "signal 9", "exit code 137", "std::bad_alloc"]),
         Failure::Oom,
     ),
-    (|end| end.says(&["is required to build", "required system or feature"]), Failure::MissingFeature),
+    (|end| end.says(&LACKS), Failure::MissingFeature),
     (|end| end.status == Some(BuildStatus::InputRejected), Failure::NotBuildable),
     (|end| end.fetches && end.status.is_some(), Failure::Fetch),
     (|end| end.status.is_some(), Failure::BuildError),
@@ -49,7 +59,9 @@ impl Ending<'_> {
     }
 
     fn says(&self, words: &[&str]) -> bool {
-        words.iter().any(|words| self.message.contains(words))
+        // A daemon ends its own words with the last ones of the log.
+        let own = self.message.split("log lines:").next().unwrap_or_default();
+        words.iter().any(|words| own.contains(words))
     }
 }
 
@@ -71,6 +83,13 @@ mod tests {
             (Ending { log: "cp: No space left on device", ..failed }, Failure::BuildError),
             (
                 Ending {
+                    message: "builder for 'x' failed with exit code 1;\n last 1 log lines:\n > exit code 137",
+                    ..failed
+                },
+                Failure::BuildError,
+            ),
+            (
+                Ending {
                     status: Some(BuildStatus::OutputRejected),
                     message: "hash mismatch in fixed-output derivation 'x'",
                     fetches: true,
@@ -88,6 +107,14 @@ mod tests {
             (Ending { status: Some(BuildStatus::InputRejected), ..NOTHING }, Failure::NotBuildable),
             (
                 Ending { message: "a 'aarch64-linux' with features {} is required to build 'x'", ..NOTHING },
+                Failure::MissingFeature,
+            ),
+            (
+                Ending {
+                    status: Some(BuildStatus::InputRejected),
+                    message: "Cannot build 'x'.\nReason: platform mismatch\nRequired system: 'i686-linux'",
+                    ..NOTHING
+                },
                 Failure::MissingFeature,
             ),
             (Ending { message: "error: database or disk is full", ..NOTHING }, Failure::DiskFull),

@@ -1,0 +1,137 @@
+//! Daemons that die, and daemons that cannot do what their pool promises.
+
+use harmonia_tests::nixes::{Expression, Version};
+use harmonia_tests::press::shared_nix;
+
+use crate::scene::{Scene, gated};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_build_under_which_the_daemon_dies_alone_is_out_of_memory_and_tried_again() {
+    let scene = Scene::start().await;
+    let drv = scene.want(&[&gated("lonely")]).await.remove(0);
+    let nix = scene.nix(Version::New);
+    let builder = scene.builder(&nix, "one").await;
+    scene.reached("lonely").await;
+    nix.kill_daemon();
+    assert_eq!(scene.after_attempts(&drv, 1).await, ["oom"]);
+    nix.start_daemon();
+    scene.open("lonely");
+    scene.hurry().await;
+    scene.ends_well().await;
+    assert_eq!(scene.outcomes(&drv).await, ["oom", "succeeded"]);
+    builder.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn builds_under_which_the_daemon_dies_together_go_on_alone() {
+    let scene = Scene::start().await;
+    let drvs = scene.want(&[&gated("left"), &gated("right")]).await;
+    let nix = scene.nix(Version::New);
+    let builder = scene.builder(&nix, "one").await;
+    scene.reached("left").await;
+    scene.reached("right").await;
+    nix.kill_daemon();
+    nix.start_daemon();
+    scene.open("left");
+    scene.open("right");
+    scene.ends_well().await;
+    for drv in drvs {
+        assert_eq!(scene.outcomes(&drv).await, ["succeeded"], "{drv}");
+    }
+    builder.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_that_dies_twice_under_the_same_build_counts_once_for_that_build() {
+    let scene = Scene::start().await;
+    let drvs = scene.want(&[&gated("left"), &gated("right")]).await;
+    let nix = scene.nix(Version::Old);
+    let builder = scene.builder(&nix, "one").await;
+    scene.reached("left").await;
+    scene.reached("right").await;
+    nix.kill_daemon();
+    nix.start_daemon();
+    // One of them is alone at its gate now.
+    let alone = tokio::select! {
+        () = scene.reached("left") => 0,
+        () = scene.reached("right") => 1,
+    };
+    nix.kill_daemon();
+    nix.start_daemon();
+    assert_eq!(scene.after_attempts(&drvs[alone], 1).await, ["oom"]);
+    scene.open("left");
+    scene.open("right");
+    scene.becomes(&drvs[1 - alone], "succeeded").await;
+    scene.hurry().await;
+    scene.ends_well().await;
+    assert_eq!(scene.outcomes(&drvs[1 - alone]).await, ["succeeded"]);
+    assert_eq!(scene.outcomes(&drvs[alone]).await, ["oom", "succeeded"]);
+    builder.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_that_is_away_costs_no_build() {
+    let scene = Scene::start().await;
+    let first = scene.want(&[&gated("first")]).await.remove(0);
+    let nix = scene.nix(Version::New);
+    let builder = scene.builder(&nix, "one").await;
+    scene.reached("first").await;
+    nix.kill_daemon();
+    scene.after_attempts(&first, 1).await;
+    let drvs = scene.want(&[&Expression::trivial("second"), &Expression::trivial("third")]).await;
+    for drv in &drvs {
+        assert_eq!(scene.after_attempts(drv, 1).await, ["daemon_gone"], "{drv}");
+    }
+    // Three in a row are the node's own fault: it proves itself anew, once it can, before it claims anything.
+    nix.start_daemon();
+    scene.open("first");
+    harmonia_tests::eventually("the builder begins a new life", || async {
+        scene.hurry().await;
+        let open: i64 =
+            scene.press.farm.value("SELECT count(*) FROM ci.job WHERE state = 'open' AND $1 = 0", 0).await;
+        open == 0
+    })
+    .await;
+    scene.ends_well().await;
+    builder.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_feature_that_the_daemon_lacks_is_not_the_builds_fault() {
+    let scene = Scene::start().await;
+    let big = Expression::trivial("big").attribute("requiredSystemFeatures", "[ \"big-parallel\" ]");
+    let drv = scene.want(&[&big]).await.remove(0);
+    for (count, version) in Version::ALL.into_iter().enumerate() {
+        let nix = scene.nix_with(version, "system-features =\n");
+        let builder = scene.builder(&nix, &format!("{version:?}")).await;
+        let outcomes = scene.after_attempts(&drv, count + 1).await;
+        assert_eq!(outcomes.last().unwrap(), "missing_feature", "{version:?}: {:#?}", scene.history().await);
+        builder.stop().await;
+        scene.hurry().await;
+    }
+    let nix = scene.nix_with(Version::New, "system-features = big-parallel\n");
+    let builder = scene.builder(&nix, "able").await;
+    scene.ends_well().await;
+    builder.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_system_that_the_daemon_lacks_is_not_the_builds_fault() {
+    let scene = Scene::start().await;
+    let evaluator = shared_nix();
+    let file = evaluator.write(&Expression::trivial("other"));
+    let words = ["--option", "system", "i686-linux", file.to_str().unwrap()];
+    let drv = evaluator.run("nix-instantiate", &words);
+    scene.press.evaluate(evaluator, &scene.signer, &drv).await;
+    let tools = evaluator.run("nix-store", &["--query", "--references", &drv]);
+    let tools = tools.lines().find(|path| path.ends_with("-tools.drv")).unwrap();
+    for (count, version) in Version::ALL.into_iter().enumerate() {
+        let nix = scene.nix_with(version, "extra-platforms =\n");
+        let builder = scene.builder(&nix, &format!("{version:?}")).await;
+        let outcomes = scene.after_attempts(tools, count + 1).await;
+        assert_eq!(outcomes.last().unwrap(), "missing_feature", "{version:?}: {:#?}", scene.history().await);
+        builder.stop().await;
+        scene.hurry().await;
+    }
+    scene.press.check().await;
+}

@@ -1,0 +1,214 @@
+//! Inputs that are not what was published, or not there.
+
+use std::os::unix::fs::symlink;
+use std::time::Duration;
+
+use harmonia_nix::store_path;
+use harmonia_service::layout;
+use harmonia_tests::eventually;
+use harmonia_tests::nixes::{Expression, Nix, Version};
+use harmonia_tests::press::shared_nix;
+use harmonia_tests::proxy::Fault;
+
+use crate::scene::{Scene, build_here, gated, gated_with, is_nar, local_hash, paths_of};
+
+/// What this store built of it is what the cache has. Its own inputs are published too.
+async fn publish(scene: &Scene, nix: &Nix, expression: &Expression) {
+    nix.build(expression);
+    let drv = scene.want(&[expression]).await.remove(0);
+    let uploader = scene.press.uploader(&[&scene.signer.url]);
+    assert!(scene.press.publish_all(nix, &uploader).await.contains(&drv));
+}
+
+fn top_of(base: &Expression) -> Expression {
+    Expression::new("top", "cp $base/file $out").input("base", base)
+}
+
+/// `top` was built from what the cache has of `base`, which the store has now too.
+async fn assert_built_on_published(scene: &Scene, nix: &Nix, base: &Expression) {
+    let published = scene.press.check().await;
+    let path = &paths_of(base)[0];
+    assert_eq!(published[path].nar_hash().digest_as_bytes(), local_hash(nix, path).unwrap().0);
+    let read = |nix: &Nix, path: &str| std::fs::read(nix.real(path)).unwrap();
+    assert_eq!(read(nix, &paths_of(&top_of(base))[0]), read(shared_nix(), &format!("{path}/file")));
+}
+
+/// One output, another one whenever it is built.
+fn random(name: &str) -> Expression {
+    Expression::new(name, "mkdir $out; head -c 32 /dev/urandom | od >$out/file")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_input_that_differs_is_replaced() {
+    for version in Version::ALL {
+        let scene = Scene::start().await;
+        let base = random("base");
+        publish(&scene, shared_nix(), &base).await;
+        let nix = scene.nix(version);
+        build_here(&nix, &base);
+        let drv = scene.want(&[&top_of(&base)]).await.remove(0);
+        let builder = scene.builder(&nix, "one").await;
+        scene.ends_well().await;
+        assert_eq!(scene.outcomes(&drv).await, ["succeeded"]);
+        assert_built_on_published(&scene, &nix, &base).await;
+        builder.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_input_that_differs_goes_with_what_was_built_from_it() {
+    let scene = Scene::start().await;
+    let base = random("base-referred-to");
+    publish(&scene, shared_nix(), &base).await;
+    let nix = scene.nix(Version::New);
+    let referrer = Expression::new("referrer", "ln -s $base $out").input("base", &base);
+    let indirect = Expression::new("indirect", "ln -s $referrer $out").input("referrer", &referrer);
+    let left = [build_here(&nix, &referrer), build_here(&nix, &indirect)];
+    scene.want(&[&top_of(&base)]).await;
+    let builder = scene.builder(&nix, "one").await;
+    scene.ends_well().await;
+    assert_built_on_published(&scene, &nix, &base).await;
+    for path in left {
+        assert_eq!(local_hash(&nix, &path), None, "{path} stays");
+    }
+    builder.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_input_that_differs_and_is_held_is_never_built_on() {
+    let scene = Scene::start().await;
+    let base = random("base-held");
+    publish(&scene, shared_nix(), &base).await;
+    let nix = scene.nix(Version::New);
+    let path = build_here(&nix, &base);
+    let root = nix.root().join("nix/var/nix/gcroots/held");
+    symlink(&path, &root).unwrap();
+    let drv = scene.want(&[&top_of(&base)]).await.remove(0);
+    let builder = scene.builder(&nix, "one").await;
+    scene.becomes(&drv, "building").await;
+    // Other jobs go on meanwhile.
+    let other = scene.want(&[&Expression::trivial("other")]).await.remove(0);
+    scene.becomes(&other, "succeeded").await;
+    let outcomes = scene.outcomes(&drv).await;
+    assert!(outcomes.len() <= 1, "it is tried again and again: {outcomes:?}");
+    assert_eq!(local_hash(&nix, &paths_of(&top_of(&base))[0]), None, "it was built");
+    std::fs::remove_file(root).unwrap();
+    scene.ends_well().await;
+    assert_built_on_published(&scene, &nix, &base).await;
+    builder.stop().await;
+}
+
+/// Removes what the bucket has of a path.
+async fn lose(scene: &Scene, path: &str, narinfo_too: bool) {
+    let key = layout::narinfo(&store_path::parse(path).unwrap());
+    let info = harmonia_nix::narinfo::parse(&scene.press.object(&key).await).unwrap();
+    let keys = [Some(info.url().to_owned()), narinfo_too.then_some(key)];
+    for key in keys.into_iter().flatten() {
+        let client = scene.press.s3.client();
+        client.delete_object().bucket(&scene.press.s3.bucket).key(key).send().await.unwrap();
+    }
+}
+
+async fn lost_is_built_again(version: Version, narinfo_too: bool) {
+    let scene = Scene::start().await;
+    let base = Expression::new("base", "mkdir $out; echo base >$out/file");
+    publish(&scene, shared_nix(), &base).await;
+    lose(&scene, &paths_of(&base)[0], narinfo_too).await;
+    let drv = scene.want(&[&top_of(&base)]).await.remove(0);
+    let nix = scene.nix(version);
+    let builder = scene.builder(&nix, "one").await;
+    scene.ends_well().await;
+    assert_eq!(scene.outcomes(&drv).await, ["input_missing", "succeeded"]);
+    assert_built_on_published(&scene, &nix, &base).await;
+    builder.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_input_that_the_bucket_lost_is_built_again() {
+    for version in Version::ALL {
+        lost_is_built_again(version, true).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_input_whose_contents_the_bucket_lost_is_built_again() {
+    for version in Version::ALL {
+        lost_is_built_again(version, false).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_store_remembers_of_the_cache_does_not_hide_what_was_published_since() {
+    for version in Version::ALL {
+        let scene = Scene::start().await;
+        let base = random("base");
+        publish(&scene, shared_nix(), &base).await;
+        let path = paths_of(&base).remove(0);
+        let first = scene.press.check().await[&path].nar_hash().digest_as_bytes().to_vec();
+        // This store has seen the first one, and has it no more.
+        let nix = scene.nix(version);
+        nix.run("nix-store", &["--realise", &path]);
+        nix.run("nix-store", &["--delete", &path]);
+        lose(&scene, &path, true).await;
+        scene.want(&[&top_of(&base)]).await;
+        let other = scene.builder(&scene.nix(Version::New), "other").await;
+        scene.ends_well().await;
+        other.stop().await;
+        let second = scene.press.check().await[&path].nar_hash().digest_as_bytes().to_vec();
+        assert_ne!(first, second);
+        let next = Expression::new("next", "cp $base/file $out").input("base", &base);
+        let drv = scene.want(&[&next]).await.remove(0);
+        let builder = scene.builder(&nix, "one").await;
+        scene.ends_well().await;
+        assert_eq!(scene.outcomes(&drv).await, ["succeeded"]);
+        assert_eq!(local_hash(&nix, &path).unwrap().0.to_vec(), second);
+        builder.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn inputs_and_outputs_of_a_running_build_survive_a_collection() {
+    for version in Version::ALL {
+        let scene = Scene::start().await;
+        let base = Expression::new("base", "mkdir $out; echo base >$out/file");
+        let slow = gated_with("slow", "cat $base/file >$out").input("base", &base);
+        let drv = scene.want(&[&slow]).await.remove(0);
+        let nix = scene.nix(version);
+        let builder = scene.builder(&nix, "one").await;
+        scene.reached("slow").await;
+        nix.run("nix-store", &["--gc"]);
+        assert!(local_hash(&nix, &paths_of(&base)[0]).is_some());
+        scene.open("slow");
+        scene.ends_well().await;
+        assert_eq!(scene.outcomes(&drv).await, ["succeeded"]);
+        builder.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_uploaded_survives_a_collection_and_a_new_daemon() {
+    let scene = Scene::start().await;
+    let expression = gated("late");
+    let path = paths_of(&expression).remove(0);
+    let drv = scene.want(&[&expression]).await.remove(0);
+    let nix = scene.nix(Version::New);
+    let builder = scene.builder(&nix, "one").await;
+    scene.reached("late").await;
+    scene.bucket.on_matching(1, is_nar, Fault::Delay(Duration::from_secs(5)));
+    scene.open("late");
+    scene.becomes(&drv, "uploading").await;
+    nix.run("nix-store", &["--gc"]);
+    assert!(local_hash(&nix, &path).is_some());
+    nix.kill_daemon();
+    nix.start_daemon();
+    eventually("the new daemon is told what to keep", || async {
+        nix.run("nix-store", &["--query", "--roots", &path]).contains("{temp:")
+    })
+    .await;
+    nix.run("nix-store", &["--gc"]);
+    assert!(local_hash(&nix, &path).is_some());
+    assert_eq!(scene.press.farm.state(scene.job(&drv).await).await, "uploading", "it was quicker");
+    scene.ends_well().await;
+    assert_eq!(scene.outcomes(&drv).await, ["succeeded"]);
+    builder.stop().await;
+}

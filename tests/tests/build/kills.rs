@@ -1,0 +1,138 @@
+//! Builders that are killed, as power failures and kubelets do it.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use harmonia_service::settings::{KNOWN, Settings};
+use harmonia_tests::eventually;
+use harmonia_tests::nixes::{Expression, Nix, Version};
+use harmonia_tests::proxy::Fault;
+use harmonia_tests::yard::settings;
+use tokio::sync::watch;
+
+use crate::scene::{Scene, gated, gated_pair, is_nar, local_hash, paths_of};
+
+const PROCESS: &str = "HARMONIA_CI_TEST_BUILDER";
+
+/// A builder as a process of its own, which does not outlive a test that fails.
+struct Process(Child);
+
+impl Process {
+    async fn start(scene: &Scene, nix: &Nix, name: &str, state: &Path) -> Process {
+        scene.only_builders().await;
+        let settings = settings(&scene.press, nix, name, state);
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "kills::a_builder_as_a_process", "--ignored", "--quiet"]);
+        for (name, ..) in KNOWN {
+            if let Some(value) = settings.get(name) {
+                command.env(format!("HARMONIA_CI_{}", name.to_uppercase()), value);
+            }
+        }
+        Process(command.env(PROCESS, "1").stdout(Stdio::null()).spawn().unwrap())
+    }
+
+    fn kill(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[tokio::test]
+#[ignore = "other tests run it as a process of its own"]
+async fn a_builder_as_a_process() {
+    if std::env::var_os(PROCESS).is_some() {
+        let (_stops, stopped) = watch::channel(0);
+        harmonia_builder::run(&Settings::load().unwrap(), stopped).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_builder_killed_while_it_builds_begins_again_at_once_as_the_same_node() {
+    let scene = Scene::start().await;
+    let drv = scene.want(&[&gated("slow")]).await.remove(0);
+    let nix = scene.nix(Version::New);
+    let state = tempfile::tempdir().unwrap();
+    let mut first = Process::start(&scene, &nix, "one", state.path()).await;
+    scene.reached("slow").await;
+    first.kill();
+    let _second = Process::start(&scene, &nix, "one", state.path()).await;
+    scene.reached("slow").await;
+    assert_eq!(scene.outcomes(&drv).await, ["interrupted"]);
+    scene.open("slow");
+    scene.ends_well().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_killed_builder_built_is_built_by_another_when_its_lease_ends() {
+    let scene = Scene::start().await;
+    let drv = scene.want(&[&gated("slow")]).await.remove(0);
+    let (state, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let nix = scene.nix(Version::Old);
+    let mut first = Process::start(&scene, &nix, "one", state.path()).await;
+    scene.reached("slow").await;
+    first.kill();
+    scene.nodes_died().await;
+    let nix = scene.nix(Version::New);
+    let _second = Process::start(&scene, &nix, "two", other.path()).await;
+    scene.reached("slow").await;
+    scene.open("slow");
+    scene.ends_well().await;
+    assert_eq!(scene.outcomes(&drv).await, ["node_died", "succeeded"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_builder_killed_while_it_uploads_is_followed_by_the_same_node() {
+    let scene = Scene::start().await;
+    let (nix, state) = (scene.nix(Version::New), tempfile::tempdir().unwrap());
+    let (expression, drv) = killed_while_it_uploads(&scene, &nix, state.path()).await;
+    let _second = Process::start(&scene, &nix, "one", state.path()).await;
+    assert_published_from(&scene, &nix, &expression).await;
+    assert_eq!(scene.outcomes(&drv).await, ["interrupted", "succeeded"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_builder_killed_while_it_uploads_is_followed_by_another() {
+    let scene = Scene::start().await;
+    let state = tempfile::tempdir().unwrap();
+    let (expression, drv) = killed_while_it_uploads(&scene, &scene.nix(Version::Old), state.path()).await;
+    let (nix, state) = (scene.nix(Version::New), tempfile::tempdir().unwrap());
+    scene.nodes_died().await;
+    let _second = Process::start(&scene, &nix, "two", state.path()).await;
+    assert_published_from(&scene, &nix, &expression).await;
+    assert_eq!(scene.outcomes(&drv).await, ["node_died", "succeeded"]);
+}
+
+/// A builder is killed when one of two outputs is in the bucket and the other is on its way.
+async fn killed_while_it_uploads(scene: &Scene, nix: &Nix, state: &Path) -> (Expression, String) {
+    let expression = gated_pair("pair");
+    let drv = scene.want(&[&expression]).await.remove(0);
+    let mut builder = Process::start(scene, nix, "one", state).await;
+    scene.reached("pair").await;
+    scene.bucket.reset();
+    scene.bucket.on_matching(2, is_nar, Fault::Delay(Duration::from_secs(600)));
+    scene.open("pair");
+    eventually("both outputs are on their way", || async {
+        scene.bucket.requests().iter().filter(|request| is_nar(request)).count() == 2
+    })
+    .await;
+    scene.becomes(&drv, "uploading").await;
+    builder.kill();
+    (expression, drv)
+}
+
+async fn assert_published_from(scene: &Scene, nix: &Nix, expression: &Expression) {
+    scene.ends_well().await;
+    let published = scene.press.check().await;
+    for path in paths_of(expression) {
+        let hash = local_hash(nix, &path).unwrap();
+        assert_eq!(published[&path].nar_hash().digest_as_bytes(), hash.0, "{path} is of another attempt");
+    }
+}

@@ -1,0 +1,213 @@
+//! What tests with faults begin with: a farm whose only nodes are real builders, and builds that wait to be let on.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use harmonia_nix::database::Database;
+use harmonia_nix::{Sha256, store_path};
+use harmonia_queue::janitor;
+use harmonia_tests::eventually;
+use harmonia_tests::nixes::{Expression, Nix, Version};
+use harmonia_tests::press::{Press, RunningSigner, shared_nix};
+use harmonia_tests::proxy::Proxy;
+use harmonia_tests::s3::{S3, Server};
+use harmonia_tests::yard::{RunningBuilder, substitutes};
+use tempfile::TempDir;
+
+/// A farm with a signer, whose uploads go by way of a proxy.
+pub struct Scene {
+    pub press: Press,
+    pub signer: RunningSigner,
+    /// Before the bucket, as the signer and the slots it gives see it.
+    pub bucket: Proxy,
+    _database: Proxy,
+    gates: TempDir,
+}
+
+impl Scene {
+    pub async fn start() -> Scene {
+        let press = Press::with(S3::start_public(Server::Versitygw).await).await;
+        let (bucket, database) = (press.before_bucket(), press.before_database());
+        let settings = press.settings_by(&bucket, &database).await;
+        let signer = RunningSigner::start(&press.farm, settings).await;
+        let gates = tempfile::tempdir().unwrap();
+        Scene { press, signer, bucket, _database: database, gates }
+    }
+
+    /// A store whose builds see the gates.
+    pub fn nix(&self, version: Version) -> Arc<Nix> {
+        self.nix_with(version, "")
+    }
+
+    pub fn nix_with(&self, version: Version, more: &str) -> Arc<Nix> {
+        let gates = self.gates.path().display();
+        let settings = format!("{}sandbox-paths = /gates={gates}\n{more}", substitutes(&self.press));
+        Arc::new(Nix::start_with(version, &settings))
+    }
+
+    /// A builder on such a store. The farm's own node, which builds nothing, goes: a retry would wait for it.
+    pub async fn builder(&self, nix: &Arc<Nix>, name: &str) -> RunningBuilder {
+        self.only_builders().await;
+        RunningBuilder::start_on(&self.press, Arc::clone(nix), name, |settings| settings).await
+    }
+
+    pub async fn only_builders(&self) {
+        let _ = self.press.session.deregister().await;
+    }
+
+    /// Wants these built; their derivations.
+    pub async fn want(&self, expressions: &[&Expression]) -> Vec<String> {
+        let evaluator = shared_nix();
+        let drvs: Vec<String> = expressions.iter().map(|one| evaluator.instantiate(one)).collect();
+        let names: Vec<&str> = drvs.iter().map(String::as_str).collect();
+        self.press.evaluate_all(evaluator, &self.signer, &names).await;
+        drvs
+    }
+
+    /// Lets builds go on that wait at this gate, those to come too.
+    pub fn open(&self, gate: &str) {
+        std::fs::write(self.gates.path().join(gate), "").unwrap();
+    }
+
+    /// Waits until a build has come to this gate.
+    pub async fn reached(&self, gate: &str) {
+        let mark = self.mark(gate);
+        eventually("a build reaches its gate", || async { mark.exists() }).await;
+        std::fs::remove_file(mark).unwrap();
+    }
+
+    fn mark(&self, gate: &str) -> PathBuf {
+        self.gates.path().join(format!("{gate}.reached"))
+    }
+
+    pub async fn job(&self, drv: &str) -> i64 {
+        let admin = self.press.farm.database.admin();
+        sqlx::query_scalar("SELECT id FROM ci.job WHERE drv_path = $1")
+            .bind(drv)
+            .fetch_one(&admin)
+            .await
+            .unwrap()
+    }
+
+    /// Waits until a job is `building`, `uploading`, `succeeded` …
+    pub async fn becomes(&self, drv: &str, state: &str) {
+        let job = self.job(drv).await;
+        eventually(&format!("{drv} becomes {state}"), || async { self.press.farm.state(job).await == state })
+            .await;
+    }
+
+    /// How the attempts at a job ended that have ended, the first one first.
+    pub async fn outcomes(&self, drv: &str) -> Vec<String> {
+        let admin = self.press.farm.database.admin();
+        let query = "SELECT a.outcome FROM ci.attempt a JOIN ci.job j ON j.id = a.job_id
+                     WHERE j.drv_path = $1 ORDER BY a.ended_at, a.id";
+        sqlx::query_scalar(query).bind(drv).fetch_all(&admin).await.unwrap()
+    }
+
+    /// Every attempt that has ended, for who reads what went wrong.
+    pub async fn history(&self) -> Vec<(String, String, Option<String>)> {
+        let admin = self.press.farm.database.admin();
+        let query = "SELECT coalesce(n.name, '') || ' ' || j.drv_path, a.outcome, a.message FROM ci.attempt a
+                     JOIN ci.job j ON j.id = a.job_id LEFT JOIN ci.session s ON s.id = a.session_id
+                     LEFT JOIN ci.node n ON n.id = s.node_id ORDER BY a.ended_at, a.id";
+        sqlx::query_as(query).fetch_all(&admin).await.unwrap()
+    }
+
+    /// Waits until so many attempts have ended; how.
+    pub async fn after_attempts(&self, drv: &str, count: usize) -> Vec<String> {
+        eventually("attempts end", || async { self.outcomes(drv).await.len() >= count }).await;
+        self.outcomes(drv).await
+    }
+
+    /// What waits for its next try is tried now.
+    pub async fn hurry(&self) {
+        self.press
+            .farm
+            .database
+            .execute("UPDATE ci.blocked SET run_at = ci.clock() WHERE run_at IS NOT NULL")
+            .await;
+    }
+
+    /// Every lease has ended, and the janitor has seen it. Its nodes are still heard of.
+    pub async fn end_leases(&self) {
+        self.past("ci.running", "lease_until").await;
+        self.reap().await;
+    }
+
+    /// Nobody has heard of any node for longer than a lease, and the janitor has seen it.
+    pub async fn nodes_died(&self) {
+        self.past("ci.session", "last_seen").await;
+        self.end_leases().await;
+        self.hurry().await;
+    }
+
+    async fn past(&self, table: &str, column: &str) {
+        let sql = format!("UPDATE {table} SET {column} = ci.clock() - interval '3 minutes'");
+        self.press.farm.database.execute(&sql).await;
+    }
+
+    /// A janitor takes nothing back before it has led for as long as a lease.
+    async fn reap(&self) {
+        let lead = self.press.farm.lead().await;
+        self.past("ci.leadership", "since").await;
+        assert!(janitor::reap(&self.press.farm.operator, lead.generation).await.unwrap() > 0);
+        self.press.farm.settle().await;
+    }
+
+    /// Waits for the end of all jobs, which is a good one, and looks at everything in the cache.
+    pub async fn ends_well(&self) {
+        let settled = tokio::time::timeout(Duration::from_secs(60), self.press.settled()).await;
+        let well = settled.as_ref().is_ok_and(|states| states.values().all(|state| state == "succeeded"));
+        assert!(well, "{settled:#?}\n{:#?}", self.history().await);
+        self.press.check().await;
+    }
+}
+
+/// A derivation that comes to a gate of its name, says so, and waits until it is open.
+pub fn gated(name: &str) -> Expression {
+    gated_with(name, "echo \"$name\" >$out")
+}
+
+/// The same that goes on with a script.
+pub fn gated_with(name: &str, script: &str) -> Expression {
+    let wait = format!(
+        "echo waiting; touch /gates/{name}.reached; while [ ! -e /gates/{name} ]; do sleep 0.02; done; {script}"
+    );
+    Expression::new(name, &wait)
+}
+
+/// Two outputs that differ whenever they are built, at a gate.
+pub fn gated_pair(name: &str) -> Expression {
+    let script = "mkdir $out $dev; head -c 32 /dev/urandom | od >$out/file; cp $out/file $dev/file; \
+                  ln -s $out/file $dev/link";
+    gated_with(name, script).outputs(&["out", "dev"])
+}
+
+/// Whether a request puts a NAR into the bucket.
+pub fn is_nar(request: &str) -> bool {
+    request.starts_with("PUT /bucket/nar/")
+}
+
+/// Builds in a store whatever the cache has of it.
+pub fn build_here(nix: &Nix, expression: &Expression) -> String {
+    let drv = nix.instantiate(expression);
+    nix.run("nix-store", &["--realise", "--option", "substitute", "false", &drv])
+        .lines()
+        .next()
+        .unwrap()
+        .to_owned()
+}
+
+/// The hash that a store has recorded for a path; none if it is not there.
+pub fn local_hash(nix: &Nix, path: &str) -> Option<Sha256> {
+    let path = store_path::parse(path).unwrap();
+    Database::open(nix.database()).unwrap().hashes_of(std::slice::from_ref(&path)).unwrap().remove(&path)
+}
+
+/// The paths of an expression's outputs.
+pub fn paths_of(expression: &Expression) -> Vec<String> {
+    let nix = shared_nix();
+    let drv = nix.instantiate(expression);
+    nix.run("nix-store", &["--query", "--outputs", &drv]).lines().map(str::to_owned).collect()
+}
