@@ -230,7 +230,6 @@ async fn build_once(builder: &Builder, plan: &Plan, spool: &mut Spool) -> Result
     let mut connection = builder.store.connect(&builder.build_options()).await?;
     // The daemon keeps the time; this is for one that does not.
     let limit = limits.timeout + Duration::from_secs(600);
-    spool.heard = Instant::now();
     let result =
         connection.build_derivation(&plan.drv, &plan.derivation, BuildMode::Normal, limit, spool).await;
     let result = match result {
@@ -290,24 +289,22 @@ fn failed(
     message: &str,
 ) -> End {
     let free = free_bytes(&builder.store.directory()).unwrap_or(u64::MAX);
-    let silent = builder.config.limits.silent;
+    let message = &verdict::own_words(message);
     let ending = verdict::Ending {
         status: result.map(|result| result.status),
         message,
         log: &spool.last(LAST_WORDS).unwrap_or_default(),
         fetches: plan.fetches,
-        // Timers on both sides; nobody was silent for nearly as long and timed out at that very moment.
-        silent: !silent.is_zero() && spool.heard.elapsed() + Duration::from_secs(2) >= silent,
         disk_full: free < builder.config.min_free,
     };
     let failure = ending.failure();
+    let limits = builder.config.limits;
     let words = match failure {
-        Failure::Timeout => format!(
-            "it took longer than the {} s allowed: {message}",
-            builder.config.limits.timeout.as_secs()
-        ),
-        Failure::Silent => format!("it said nothing for {} s: {message}", silent.as_secs()),
-        _ => message.to_owned(),
+        Failure::Timeout => {
+            format!("it took longer than the {} s allowed: {message}", limits.timeout.as_secs())
+        }
+        Failure::Silent => format!("it said nothing for {} s: {message}", limits.silent.as_secs()),
+        _ => message.clone(),
     };
     End::Failed(failure, words)
 }

@@ -328,8 +328,10 @@ async fn beat(life: &Life) {
         let stopping = life.stopping_in();
         let pause = match life.session.heartbeat(&life.held.fences(), stopping).await {
             Ok(pulse) => {
+                // After an outage of the database a builder may be heard again before the signers are.
+                let nowhere_to_send = pulse.signers.is_empty() && life.held.backlog().0 > 0;
                 life.hear(pulse);
-                if stopping.is_some() { SOON } else { BEAT }
+                if stopping.is_some() || nowhere_to_send { SOON } else { BEAT }
             }
             Err(Error::SessionOver(reason)) => {
                 tracing::warn!(reason, "the queue has given this builder up");

@@ -8,14 +8,12 @@ use harmonia_queue::builder::Failure;
 pub struct Ending<'a> {
     /// What the daemon calls it; none if it refused to build at all.
     pub status: Option<BuildStatus>,
-    /// The daemon's words.
+    /// The daemon's own words, see [`own_words`].
     pub message: &'a str,
     /// The end of the log.
     pub log: &'a str,
     /// Whether its outputs have fixed hashes: such a build fetches.
     pub fetches: bool,
-    /// Whether it had been silent for as long as it may.
-    pub silent: bool,
     /// Whether the store's disk is nearly full now.
     pub disk_full: bool,
 }
@@ -27,7 +25,7 @@ type Sign = fn(&Ending<'_>) -> bool;
 const TABLE: [(Sign, Failure); 12] = [
     (|end| end.status == Some(BuildStatus::HashMismatch), Failure::HashMismatch),
     (|end| end.says(&["hash mismatch in fixed-output derivation"]), Failure::HashMismatch),
-    (|end| end.status == Some(BuildStatus::TimedOut) && end.silent, Failure::Silent),
+    (|end| end.status == Some(BuildStatus::TimedOut) && end.says(&["seconds of silence"]), Failure::Silent),
     (|end| end.status == Some(BuildStatus::TimedOut), Failure::Timeout),
     (|end| end.says(&["No space left on device", "database or disk is full"]), Failure::DiskFull),
     (|end| end.disk_full && end.log.contains("No space left on device"), Failure::DiskFull),
@@ -53,12 +51,23 @@ impl Ending<'_> {
     }
 }
 
+/// What the daemon itself says about a failure. It adds the end of the log, which is the word of the build's author: who
+/// prints `signal 9` was not killed.
+pub fn own_words(message: &str) -> String {
+    let begins_log = |line: &str| {
+        let line = line.trim().to_ascii_lowercase();
+        line.starts_with("last ") && line.ends_with("log lines:")
+    };
+    let own: Vec<&str> = message.lines().take_while(|line| !begins_log(line)).collect();
+    own.join("\n").trim_end_matches([';', '\n', ' ']).to_owned()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const NOTHING: Ending<'static> =
-        Ending { status: None, message: "", log: "", fetches: false, silent: false, disk_full: false };
+        Ending { status: None, message: "", log: "", fetches: false, disk_full: false };
 
     #[test]
     fn every_row_of_the_table() {
@@ -80,7 +89,14 @@ mod tests {
             ),
             (Ending { status: Some(BuildStatus::HashMismatch), ..NOTHING }, Failure::HashMismatch),
             (Ending { status: Some(BuildStatus::TimedOut), ..NOTHING }, Failure::Timeout),
-            (Ending { status: Some(BuildStatus::TimedOut), silent: true, ..NOTHING }, Failure::Silent),
+            (
+                Ending {
+                    status: Some(BuildStatus::TimedOut),
+                    message: "building of 'x' timed out after 2 seconds of silence",
+                    ..NOTHING
+                },
+                Failure::Silent,
+            ),
             (
                 Ending { status: Some(BuildStatus::TransientFailure), fetches: true, ..NOTHING },
                 Failure::Fetch,
@@ -95,6 +111,19 @@ mod tests {
         ];
         for (ending, failure) in rows {
             assert_eq!(ending.failure(), failure, "{ending:?}");
+        }
+    }
+
+    #[test]
+    fn what_a_build_printed_is_not_the_daemons_word() {
+        let messages = [
+            "builder for 'x' failed with exit code 3;\nlast 2 log lines:\n> signal 9\n> last 1 log lines:",
+            "builder for 'x' failed with exit code 3;\n       last 1 log lines:\n       > signal 9",
+            "builder for 'x' failed with exit code 3\nLast 1 log lines:\n> signal 9\nFor full logs, run: nix log x",
+            "builder for 'x' failed with exit code 3",
+        ];
+        for message in messages {
+            assert_eq!(own_words(message), "builder for 'x' failed with exit code 3");
         }
     }
 }
