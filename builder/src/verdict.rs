@@ -18,6 +18,14 @@ pub struct Ending<'a> {
     pub disk_full: bool,
 }
 
+/// How Nix says that it lacks a system or a feature, older words first.
+const LACKING: [&str; 4] = [
+    "is required to build",
+    "required system or feature not available",
+    "Reason: platform mismatch",
+    "Reason: missing system features",
+];
+
 type Sign = fn(&Ending<'_>) -> bool;
 
 /// How an ending is recognised, and what it is. A build's own log is its author's word: it is believed only where it
@@ -33,7 +41,7 @@ const TABLE: [(Sign, Failure); 12] = [
         |end| end.says(&["Cannot allocate memory", "signal 9", "exit code 137", "std::bad_alloc"]),
         Failure::Oom,
     ),
-    (|end| end.says(&["is required to build", "required system or feature"]), Failure::MissingFeature),
+    (|end| end.says(&LACKING), Failure::MissingFeature),
     (|end| end.status == Some(BuildStatus::InputRejected), Failure::NotBuildable),
     (|end| end.fetches && end.status.is_some(), Failure::Fetch),
     (|end| end.status.is_some(), Failure::BuildError),
@@ -104,6 +112,14 @@ mod tests {
             (Ending { status: Some(BuildStatus::InputRejected), ..NOTHING }, Failure::NotBuildable),
             (
                 Ending { message: "a 'aarch64-linux' with features {} is required to build 'x'", ..NOTHING },
+                Failure::MissingFeature,
+            ),
+            (
+                Ending {
+                    status: Some(BuildStatus::InputRejected),
+                    message: "Cannot build 'x'.\nReason: missing system features\nRequired features: {kvm}",
+                    ..NOTHING
+                },
                 Failure::MissingFeature,
             ),
             (Ending { message: "error: database or disk is full", ..NOTHING }, Failure::DiskFull),

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use harmonia_queue::people;
 use harmonia_tests::eventually;
-use harmonia_tests::nixes::Version;
+use harmonia_tests::nixes::{Expression, Version};
 use harmonia_tests::press::RunningSigner;
 use harmonia_tests::proxy::Fault;
 use tokio::sync::oneshot;
 
-use crate::scene::{Scene, unchanged, waiting};
+use crate::scene::{Scene, runs, unchanged, waiting};
 
 fn seconds(seconds: u64) -> Option<Duration> {
     Some(Duration::from_secs(seconds))
@@ -64,6 +64,39 @@ async fn a_second_sigterm_gives_everything_back_at_once() {
     scene.all_is_well().await;
     assert_eq!(scene.attempts(&drv).await, ["interrupted", "succeeded"]);
     other.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_build_that_is_given_back_ends() {
+    for version in Version::ALL {
+        let (scene, signer) = Scene::new().await;
+        // A number that no other process sleeps for.
+        let length = (2_000_000 + u64::from(std::process::id())).to_string();
+        let sleeper = Expression::new("sleeper", &format!("sleep {length}"));
+        let drv = scene.queue_one(&signer, &sleeper).await;
+        let builder = scene.builder(version, "one", unchanged).await;
+        eventually("it is being built", async || runs(&length)).await;
+        let nix = builder.nix.clone();
+        builder.term();
+        builder.term();
+        builder.ended().await.expect("it ends well");
+        eventually("the daemon ends it", async || !runs(&length)).await;
+        assert_eq!(scene.attempts(&drv).await, ["interrupted"]);
+        drop(nix);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_builder_with_little_time_gives_back_what_may_not_end() {
+    let (scene, signer) = Scene::new().await;
+    let drv = scene.queue_one(&signer, &waiting("running")).await;
+    let builder = scene.builder(Version::New, "one", |set| set.with("grace", "20s")).await;
+    scene.arrived("running").await;
+    builder.term();
+    builder.ended().await.expect("it ends well");
+    assert_eq!(scene.attempts(&drv).await, ["interrupted"]);
+    assert!(scene.sessions("one").await.iter().all(|(_, ended)| *ended));
+    scene.press.check().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -4,7 +4,7 @@ use harmonia_service::settings::Settings;
 use harmonia_tests::eventually;
 use harmonia_tests::nixes::{Expression, Version};
 
-use crate::scene::{Scene, unchanged};
+use crate::scene::{Scene, runs, unchanged};
 
 /// Builds it with these settings, on an old and on a new Nix; the failure and the words must be these.
 async fn fails(expression: &Expression, more: impl Fn(Settings) -> Settings, failure: &str, words: &[&str]) {
@@ -91,12 +91,4 @@ async fn processes_that_a_build_leaves_behind_end_with_it() {
         eventually("they end", async || !runs(&seconds.to_string())).await;
         builder.stop().await;
     }
-}
-
-/// Whether a process has this argument.
-fn runs(argument: &str) -> bool {
-    std::fs::read_dir("/proc").expect("processes").flatten().any(|process| {
-        let line = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
-        line.split(|byte| *byte == 0).any(|word| word == argument.as_bytes())
-    })
 }

@@ -5,7 +5,7 @@ use harmonia_service::layout;
 use harmonia_tests::eventually;
 use harmonia_tests::nixes::{Expression, Version};
 
-use crate::scene::{Scene, unchanged};
+use crate::scene::{Scene, WAIT, unchanged};
 
 /// What a log's object holds.
 async fn read(scene: &Scene, key: &str) -> Vec<u8> {
@@ -138,9 +138,8 @@ async fn who_prints_too_much_is_cut_short_and_goes_on() {
 #[tokio::test(flavor = "multi_thread")]
 async fn followers_see_a_running_build() {
     let (scene, signer) = Scene::new().await;
-    let script = "echo one; : >/gate/$name.here; while ! [ -e /gate/$name.go ]; do sleep 0.05; done; \
-                  echo two; while ! [ -e /gate/end.go ]; do sleep 0.05; done; echo >$out";
-    let drv = scene.queue_one(&signer, &Expression::new("followed", script)).await;
+    let script = format!("echo one; {WAIT}; echo two; name=end; {WAIT}; echo >$out");
+    let drv = scene.queue_one(&signer, &Expression::new("followed", &script)).await;
     let builder = scene.builder(Version::New, "one", unchanged).await;
     eventually("the first line is seen", async || tail(&scene, &drv).await == b"one\n").await;
     scene.let_go("followed");

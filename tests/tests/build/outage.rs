@@ -10,7 +10,7 @@ use harmonia_tests::proxy::{Fault, Proxy};
 use harmonia_tests::{press, s3};
 use tokio::sync::oneshot;
 
-use crate::scene::{Scene, unchanged, waiting};
+use crate::scene::{Scene, WAIT, unchanged, waiting};
 
 /// Whether clients may connect.
 async fn let_in(farm: &Farm, open: bool) {
@@ -29,20 +29,23 @@ fn output_of(drv: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_built_while_postgresql_is_away_is_published() {
+async fn what_ends_while_postgresql_is_away_is_told_when_it_is_back() {
     let server = Server::start(Options::default());
     let s3 = s3::S3::start_public(s3::Server::InProcess).await;
     let scene = Scene::on(Press::on(Farm::on(server.database().await).await, s3).await);
     let farm = &scene.press.farm;
     farm.freeze().await;
     let signer = scene.press.start_signer().await;
-    let drvs = scene.queue(&signer, &[waiting("ends"), waiting("goes-on")]).await;
-    let builder = scene.builder(Version::New, "one", unchanged).await;
-    scene.arrived("ends").await;
-    scene.arrived("goes-on").await;
+    let fails = Expression::new("fails", &format!("{WAIT}; exit 5"));
+    let drvs = scene.queue(&signer, &[waiting("ends"), waiting("goes-on"), fails]).await;
+    let builder = scene.builder(Version::New, "one", |set| set.with("slots", "3")).await;
+    for name in ["ends", "goes-on", "fails"] {
+        scene.arrived(name).await;
+    }
     let_in(farm, false).await;
     server.stop_immediate().await;
     scene.let_go("ends");
+    scene.let_go("fails");
     let file = builder.nix.real(&output_of(&drvs[0]));
     eventually("it is built", async || file.exists()).await;
     server.start_again().await;
@@ -52,11 +55,13 @@ async fn what_is_built_while_postgresql_is_away_is_published() {
     let lead = farm.lead().await;
     assert_eq!(janitor::reap(&farm.operator, lead.generation).await.expect("reap"), 0);
     assert_eq!(scene.end(&drvs[0]).await.state, "succeeded");
+    assert_eq!(scene.end(&drvs[2]).await.failure.as_deref(), Some("build_error"));
     scene.let_go("goes-on");
-    scene.all_is_well().await;
-    for drv in &drvs {
-        assert_eq!(scene.attempts(drv).await, ["succeeded"]);
+    assert_eq!(scene.end(&drvs[1]).await.state, "succeeded");
+    for (drv, outcome) in drvs.iter().zip(["succeeded", "succeeded", "build_error"]) {
+        assert_eq!(scene.attempts(drv).await, [outcome]);
     }
+    scene.press.check().await;
     builder.stop().await;
 }
 
@@ -140,10 +145,16 @@ fn canaries(builder: &harmonia_tests::yard::RunningBuilder) -> usize {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_fails_for_its_own_reasons_proves_itself_again() {
+    for version in Version::ALL {
+        proves_itself(version).await;
+    }
+}
+
+async fn proves_itself(version: Version) {
     let (scene, signer) = Scene::new().await;
     let demanding =
         |name: &str| Expression::trivial(name).attribute("requiredSystemFeatures", "[ \"big-parallel\" ]");
-    let builder = scene.builder_with(Version::New, "one", "system-features =\n", unchanged).await;
+    let builder = scene.builder_with(version, "one", "system-features =\n", unchanged).await;
     let running = scene.queue_one(&signer, &waiting("running")).await;
     scene.arrived("running").await;
     let drvs = scene.queue(&signer, &["a", "b", "c"].map(demanding)).await;

@@ -28,16 +28,24 @@ pub struct End {
     pub error: Option<String>,
 }
 
-/// A build that says that it is there, and goes on when it is let.
+/// Says that a build is there, and goes on when it is let.
+pub const WAIT: &str = ": >/gate/$name.here; while ! [ -e /gate/$name.go ]; do sleep 0.05; done";
+
+/// A build that succeeds when it is let.
 pub fn waiting(name: &str) -> Expression {
-    Expression::new(
-        name,
-        ": >/gate/$name.here; while ! [ -e /gate/$name.go ]; do sleep 0.05; done; echo $name >$out",
-    )
+    Expression::new(name, &format!("{WAIT}; echo $name >$out"))
 }
 
 pub fn unchanged(settings: Settings) -> Settings {
     settings
+}
+
+/// Whether a process has this argument.
+pub fn runs(argument: &str) -> bool {
+    std::fs::read_dir("/proc").expect("processes").flatten().any(|process| {
+        let line = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
+        line.split(|byte| *byte == 0).any(|word| word == argument.as_bytes())
+    })
 }
 
 impl Scene {
