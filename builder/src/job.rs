@@ -290,15 +290,16 @@ fn failed(
 ) -> End {
     let free = free_bytes(&builder.store.directory()).unwrap_or(u64::MAX);
     let message = &verdict::own_words(message);
+    let limits = builder.config.limits;
     let ending = verdict::Ending {
         status: result.map(|result| result.status),
         message,
         log: &spool.last(LAST_WORDS).unwrap_or_default(),
         fetches: plan.fetches,
+        silent: verdict::was_silent(message, limits.silent, limits.timeout),
         disk_full: free < builder.config.min_free,
     };
     let failure = ending.failure();
-    let limits = builder.config.limits;
     let words = match failure {
         Failure::Timeout => {
             format!("it took longer than the {} s allowed: {message}", limits.timeout.as_secs())

@@ -122,6 +122,8 @@ impl Builder {
             // What another builder published a second ago must not look missing.
             .with("narinfo-cache-negative-ttl", "0")
             .with("sandbox-fallback", "false")
+            // Logs are kept in the bucket; here they would pile up, and a daemon takes long to compress them.
+            .with("keep-build-log", "false")
             // With these a daemon also looks every few seconds whether its client is still there.
             .with("min-free", &config.min_free.to_string())
             .with("max-free", &config.max_free.to_string());

@@ -1,5 +1,7 @@
 //! What a build that did not succeed means: a table, first match wins.
 
+use std::time::Duration;
+
 use harmonia_nix::daemon::BuildStatus;
 use harmonia_queue::builder::Failure;
 
@@ -14,6 +16,8 @@ pub struct Ending<'a> {
     pub log: &'a str,
     /// Whether its outputs have fixed hashes: such a build fetches.
     pub fetches: bool,
+    /// Whether it timed out because it said nothing, see [`was_silent`].
+    pub silent: bool,
     /// Whether the store's disk is nearly full now.
     pub disk_full: bool,
 }
@@ -33,7 +37,7 @@ type Sign = fn(&Ending<'_>) -> bool;
 const TABLE: [(Sign, Failure); 12] = [
     (|end| end.status == Some(BuildStatus::HashMismatch), Failure::HashMismatch),
     (|end| end.says(&["hash mismatch in fixed-output derivation"]), Failure::HashMismatch),
-    (|end| end.status == Some(BuildStatus::TimedOut) && end.says(&["seconds of silence"]), Failure::Silent),
+    (|end| end.status == Some(BuildStatus::TimedOut) && end.silent, Failure::Silent),
     (|end| end.status == Some(BuildStatus::TimedOut), Failure::Timeout),
     (|end| end.says(&["No space left on device", "database or disk is full"]), Failure::DiskFull),
     (|end| end.disk_full && end.log.contains("No space left on device"), Failure::DiskFull),
@@ -70,12 +74,19 @@ pub fn own_words(message: &str) -> String {
     own.join("\n").trim_end_matches([';', '\n', ' ']).to_owned()
 }
 
+/// Whether a build that timed out had said nothing for too long. Newer daemons tell only after how many seconds they ended
+/// it, which is one limit or the other.
+pub fn was_silent(message: &str, silent: Duration, timeout: Duration) -> bool {
+    message.contains("seconds of silence")
+        || silent != timeout && message.contains(&format!(" after {} seconds", silent.as_secs()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const NOTHING: Ending<'static> =
-        Ending { status: None, message: "", log: "", fetches: false, disk_full: false };
+        Ending { status: None, message: "", log: "", fetches: false, silent: false, disk_full: false };
 
     #[test]
     fn every_row_of_the_table() {
@@ -97,14 +108,7 @@ mod tests {
             ),
             (Ending { status: Some(BuildStatus::HashMismatch), ..NOTHING }, Failure::HashMismatch),
             (Ending { status: Some(BuildStatus::TimedOut), ..NOTHING }, Failure::Timeout),
-            (
-                Ending {
-                    status: Some(BuildStatus::TimedOut),
-                    message: "building of 'x' timed out after 2 seconds of silence",
-                    ..NOTHING
-                },
-                Failure::Silent,
-            ),
+            (Ending { status: Some(BuildStatus::TimedOut), silent: true, ..NOTHING }, Failure::Silent),
             (
                 Ending { status: Some(BuildStatus::TransientFailure), fetches: true, ..NOTHING },
                 Failure::Fetch,
@@ -140,6 +144,20 @@ mod tests {
         ];
         for message in messages {
             assert_eq!(own_words(message), "builder for 'x' failed with exit code 3");
+        }
+    }
+
+    #[test]
+    fn silence_is_told_by_its_words_or_by_its_length() {
+        let (silent, timeout) = (Duration::from_secs(2), Duration::from_secs(20));
+        let cases = [
+            ("building of 'x' timed out after 2 seconds of silence", true),
+            ("building of 'x' timed out after 20 seconds", false),
+            ("timed out after 2 seconds", true),
+            ("timed out after 20 seconds", false),
+        ];
+        for (message, expected) in cases {
+            assert_eq!(was_silent(message, silent, timeout), expected, "{message}");
         }
     }
 }
