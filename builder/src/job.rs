@@ -238,7 +238,6 @@ async fn build_once(builder: &Builder, plan: &Plan, spool: &mut Spool) -> Result
     let early = builder.roots.hold(known).await?;
     // The daemon keeps the time; this is for one that does not.
     let limit = limits.timeout + Duration::from_secs(600);
-    spool.heard = Instant::now();
     let mut witness = Witness::new(spool, builder.store.directory());
     let result = connection
         .build_derivation(&plan.drv, &plan.derivation, BuildMode::Normal, limit, &mut witness)
@@ -302,24 +301,23 @@ fn failed(
     result: Option<&BuildResult>,
     message: &str,
 ) -> End {
-    let silent = builder.config.limits.silent;
+    let message = &verdict::own_words(message);
+    let limits = builder.config.limits;
     let ending = verdict::Ending {
         status: result.map(|result| result.status),
         message,
         log: &spool.last(LAST_WORDS).unwrap_or_default(),
         fetches: plan.fetches,
-        // Timers on both sides; nobody was silent for nearly as long and timed out at that very moment.
-        silent: !silent.is_zero() && spool.heard.elapsed() + Duration::from_secs(2) >= silent,
+        silent: verdict::was_silent(message, limits.silent, limits.timeout),
         disk_full: least_free < builder.config.min_free,
     };
     let failure = ending.failure();
     let words = match failure {
-        Failure::Timeout => format!(
-            "it took longer than the {} s allowed: {message}",
-            builder.config.limits.timeout.as_secs()
-        ),
-        Failure::Silent => format!("it said nothing for {} s: {message}", silent.as_secs()),
-        _ => message.to_owned(),
+        Failure::Timeout => {
+            format!("it took longer than the {} s allowed: {message}", limits.timeout.as_secs())
+        }
+        Failure::Silent => format!("it said nothing for {} s: {message}", limits.silent.as_secs()),
+        _ => message.clone(),
     };
     End::Failed(failure, words)
 }

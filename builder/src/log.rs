@@ -9,7 +9,7 @@ use std::time::Duration;
 use harmonia_nix::daemon::{Event, Message, Sink};
 use harmonia_queue::Fence;
 use harmonia_queue::builder::{LogPiece, Session};
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use crate::life::Held;
 
@@ -27,8 +27,6 @@ pub struct Spool {
     written: u64,
     truncated: bool,
     tail: Arc<Mutex<Tail>>,
-    /// When the last line came.
-    pub heard: Instant,
 }
 
 /// What followers have not been told yet.
@@ -43,7 +41,7 @@ impl Spool {
     pub fn create(path: PathBuf, limit: u64) -> io::Result<Self> {
         let file = BufWriter::with_capacity(PIECE, File::create(&path)?);
         let tail = Arc::default();
-        Ok(Self { path, file, limit, written: 0, truncated: false, tail, heard: Instant::now() })
+        Ok(Self { path, file, limit, written: 0, truncated: false, tail })
     }
 
     /// For those who follow.
@@ -53,7 +51,6 @@ impl Spool {
 
     /// Adds a line. Beyond the limit nothing is kept but a mark that there was more; the build goes on.
     pub fn line(&mut self, line: &[u8]) -> io::Result<()> {
-        self.heard = Instant::now();
         if self.truncated {
             return Ok(());
         }

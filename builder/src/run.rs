@@ -124,6 +124,8 @@ impl Builder {
             // And what was published anew since must not look as it did before.
             .with("narinfo-cache-positive-ttl", "0")
             .with("sandbox-fallback", "false")
+            // Logs are kept in the bucket; here they would pile up, and a daemon takes long to compress them.
+            .with("keep-build-log", "false")
             // With these a daemon also looks every few seconds whether its client is still there.
             .with("min-free", &config.min_free.to_string())
             .with("max-free", &config.max_free.to_string());
@@ -338,8 +340,10 @@ async fn beat(life: &Life) {
         let stopping = life.stopping_in();
         let pause = match life.session.heartbeat(&life.held.fences(), stopping).await {
             Ok(pulse) => {
+                // After an outage of the database a builder may be heard again before the signers are.
+                let nowhere_to_send = pulse.signers.is_empty() && life.held.backlog().0 > 0;
                 life.hear(pulse);
-                if stopping.is_some() { SOON } else { BEAT }
+                if stopping.is_some() || nowhere_to_send { SOON } else { BEAT }
             }
             Err(Error::SessionOver(reason)) => {
                 tracing::warn!(reason, "the queue has given this builder up");

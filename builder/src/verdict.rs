@@ -1,5 +1,7 @@
 //! What a build that did not succeed means: a table, first match wins.
 
+use std::time::Duration;
+
 use harmonia_nix::daemon::BuildStatus;
 use harmonia_queue::builder::Failure;
 
@@ -10,27 +12,27 @@ use crate::witness::NO_SPACE;
 pub struct Ending<'a> {
     /// What the daemon calls it; none if it refused to build at all.
     pub status: Option<BuildStatus>,
-    /// The daemon's words.
+    /// The daemon's own words, see [`own_words`].
     pub message: &'a str,
     /// The end of the log.
     pub log: &'a str,
     /// Whether its outputs have fixed hashes: such a build fetches.
     pub fetches: bool,
-    /// Whether it had been silent for as long as it may.
+    /// Whether it timed out because it said nothing, see [`was_silent`].
     pub silent: bool,
     /// Whether the store's disk was nearly full when the log said so, or is now.
     pub disk_full: bool,
 }
 
-type Sign = fn(&Ending<'_>) -> bool;
-
-/// What daemons say, from 2.8 to 2.34, that lack a system or a feature.
-const LACKS: [&str; 4] = [
+/// How Nix says that it lacks a system or a feature, older words first.
+const LACKING: [&str; 4] = [
     "is required to build",
-    "required system or feature",
-    "Reason: missing system features",
+    "required system or feature not available",
     "Reason: platform mismatch",
+    "Reason: missing system features",
 ];
+
+type Sign = fn(&Ending<'_>) -> bool;
 
 /// How an ending is recognised, and what it is. A build's own log is its author's word: it is believed only where it
 /// makes the build be tried again, and only together with what the machine says.
@@ -45,7 +47,7 @@ const TABLE: [(Sign, Failure); 12] = [
         |end| end.says(&["Cannot allocate memory", "signal 9", "exit code 137", "std::bad_alloc"]),
         Failure::Oom,
     ),
-    (|end| end.says(&LACKS), Failure::MissingFeature),
+    (|end| end.says(&LACKING), Failure::MissingFeature),
     (|end| end.status == Some(BuildStatus::InputRejected), Failure::NotBuildable),
     (|end| end.fetches && end.status.is_some(), Failure::Fetch),
     (|end| end.status.is_some(), Failure::BuildError),
@@ -59,10 +61,26 @@ impl Ending<'_> {
     }
 
     fn says(&self, words: &[&str]) -> bool {
-        // A daemon ends its own words with the last ones of the log.
-        let own = self.message.split("log lines:").next().unwrap_or_default();
-        words.iter().any(|words| own.contains(words))
+        words.iter().any(|words| self.message.contains(words))
     }
+}
+
+/// What the daemon itself says about a failure. It adds the end of the log, which is the word of the build's author: who
+/// prints `signal 9` was not killed.
+pub fn own_words(message: &str) -> String {
+    let begins_log = |line: &str| {
+        let line = line.trim().to_ascii_lowercase();
+        line.starts_with("last ") && line.ends_with("log lines:")
+    };
+    let own: Vec<&str> = message.lines().take_while(|line| !begins_log(line)).collect();
+    own.join("\n").trim_end_matches([';', '\n', ' ']).to_owned()
+}
+
+/// Whether a build that timed out had said nothing for too long. Newer daemons tell only after how many seconds they ended
+/// it, which is one limit or the other.
+pub fn was_silent(message: &str, silent: Duration, timeout: Duration) -> bool {
+    message.contains("seconds of silence")
+        || silent != timeout && message.contains(&format!(" after {} seconds", silent.as_secs()))
 }
 
 #[cfg(test)]
@@ -81,13 +99,6 @@ mod tests {
             (Ending { message: "builder for 'x' failed with exit code 137", ..failed }, Failure::Oom),
             (Ending { log: "cp: No space left on device", disk_full: true, ..failed }, Failure::DiskFull),
             (Ending { log: "cp: No space left on device", ..failed }, Failure::BuildError),
-            (
-                Ending {
-                    message: "builder for 'x' failed with exit code 1;\n last 1 log lines:\n > exit code 137",
-                    ..failed
-                },
-                Failure::BuildError,
-            ),
             (
                 Ending {
                     status: Some(BuildStatus::OutputRejected),
@@ -112,7 +123,7 @@ mod tests {
             (
                 Ending {
                     status: Some(BuildStatus::InputRejected),
-                    message: "Cannot build 'x'.\nReason: platform mismatch\nRequired system: 'i686-linux'",
+                    message: "Cannot build 'x'.\nReason: missing system features\nRequired features: {kvm}",
                     ..NOTHING
                 },
                 Failure::MissingFeature,
@@ -122,6 +133,33 @@ mod tests {
         ];
         for (ending, failure) in rows {
             assert_eq!(ending.failure(), failure, "{ending:?}");
+        }
+    }
+
+    #[test]
+    fn what_a_build_printed_is_not_the_daemons_word() {
+        let messages = [
+            "builder for 'x' failed with exit code 3;\nlast 2 log lines:\n> signal 9\n> last 1 log lines:",
+            "builder for 'x' failed with exit code 3;\n       last 1 log lines:\n       > signal 9",
+            "builder for 'x' failed with exit code 3\nLast 1 log lines:\n> signal 9\nFor full logs, run: nix log x",
+            "builder for 'x' failed with exit code 3",
+        ];
+        for message in messages {
+            assert_eq!(own_words(message), "builder for 'x' failed with exit code 3");
+        }
+    }
+
+    #[test]
+    fn silence_is_told_by_its_words_or_by_its_length() {
+        let (silent, timeout) = (Duration::from_secs(2), Duration::from_secs(20));
+        let cases = [
+            ("building of 'x' timed out after 2 seconds of silence", true),
+            ("building of 'x' timed out after 20 seconds", false),
+            ("timed out after 2 seconds", true),
+            ("timed out after 20 seconds", false),
+        ];
+        for (message, expected) in cases {
+            assert_eq!(was_silent(message, silent, timeout), expected, "{message}");
         }
     }
 }

@@ -232,13 +232,15 @@ impl Session {
     pub async fn give_back(&self, fences: &[Fence], why: &str) -> Result<Vec<i64>> {
         let (jobs, attempts) = Fence::columns(fences);
         let query = sqlx::query("SELECT ci.give_back($1, $2, $3, $4, $5)");
-        self.db.column(query.bind(self.id).bind(&self.secret).bind(jobs).bind(attempts).bind(why)).await
+        self.db.column(query.bind(self.id).bind(&self.secret).bind(jobs).bind(attempts).bind(text(why))).await
     }
 
     /// The attempt failed. False: it was not this session's any more.
     pub async fn fail(&self, fence: Fence, failure: Failure, message: &str) -> Result<bool> {
         let query = sqlx::query("SELECT ci.fail($1, $2, $3, $4, $5, $6)").bind(self.id).bind(&self.secret);
-        self.db.value(query.bind(fence.job).bind(fence.attempt).bind(failure.as_str()).bind(message)).await
+        self.db
+            .value(query.bind(fence.job).bind(fence.attempt).bind(failure.as_str()).bind(text(message)))
+            .await
     }
 
     /// An input cannot be had. The job waits, at no cost, until a signer has looked for it.
@@ -263,6 +265,11 @@ impl Session {
     pub async fn deregister(&self) -> Result<i32> {
         self.db.value(sqlx::query("SELECT ci.deregister($1, $2)").bind(self.id).bind(&self.secret)).await
     }
+}
+
+/// What people read, as the database can hold it: a message may quote what a build printed, and that may be any byte.
+fn text(message: &str) -> String {
+    message.replace('\0', "\u{fffd}")
 }
 
 fn read_claim(row: &sqlx::postgres::PgRow) -> Result<Claim> {

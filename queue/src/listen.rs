@@ -15,7 +15,7 @@ pub enum Channel {
     Ready,
     /// To frontends: jobs came to an end.
     Ended,
-    /// To builders: a running build is to be stopped, ask with a heartbeat.
+    /// To builders: a build is to be stopped, or a node drains or does not any more. Ask with a heartbeat.
     Stop,
     /// To resolvers: there may be something to resolve.
     Resolve,

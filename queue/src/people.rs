@@ -116,7 +116,7 @@ pub async fn rebuild(db: &Db, job: i64) -> Result<bool> {
 /// Cancels one build; a running one is stopped by its builder. False: it had ended.
 pub async fn cancel(db: &Db, job: i64) -> Result<bool> {
     let cancelled = db.value(sqlx::query("SELECT ci.cancel($1)").bind(job)).await?;
-    crate::listen::notify(db, crate::listen::Channel::Stop, "").await?;
+    hint_builders(db).await;
     Ok(cancelled)
 }
 
@@ -132,17 +132,29 @@ pub async fn drain(db: &Db, node: i32, reason: &str, within: Option<Duration>) -
         .bind(node)
         .bind(reason);
     db.row(query.bind(within.map(|left| left.as_secs_f64()))).await?;
+    hint_builders(db).await;
     Ok(())
 }
 
 /// Takes one reason back. False: it was not there.
 pub async fn resume(db: &Db, node: i32, reason: &str) -> Result<bool> {
-    db.value(sqlx::query("SELECT ci.resume($1, $2)").bind(node).bind(reason)).await
+    let resumed = db.value(sqlx::query("SELECT ci.resume($1, $2)").bind(node).bind(reason)).await?;
+    hint_builders(db).await;
+    Ok(resumed)
+}
+
+/// They would ask within half a minute anyway: what was done is done, heard or not.
+async fn hint_builders(db: &Db) {
+    if let Err(error) = crate::listen::notify(db, crate::listen::Channel::Stop, "").await {
+        tracing::debug!(%error, "builders hear of it with their next heartbeat");
+    }
 }
 
 /// Marks those of the nodes that hold nothing, and only those; answers them.
 pub async fn drain_idle(db: &Db, nodes: &[i32], reason: &str) -> Result<Vec<i32>> {
-    db.column(sqlx::query("SELECT ci.drain_idle($1, $2)").bind(nodes).bind(reason)).await
+    let marked = db.column(sqlx::query("SELECT ci.drain_idle($1, $2)").bind(nodes).bind(reason)).await?;
+    hint_builders(db).await;
+    Ok(marked)
 }
 
 /// What is wrong with the queue; nothing, if it is sound.

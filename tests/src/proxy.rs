@@ -37,6 +37,8 @@ pub enum Fault {
     Swallow(Box<dyn FnOnce() + Send>),
     /// It reaches the server later.
     Delay(Duration),
+    /// It reaches the server when the other half says so, or is dropped.
+    Hold(oneshot::Receiver<()>),
 }
 
 impl Fault {
@@ -56,6 +58,7 @@ impl fmt::Debug for Fault {
             Fault::CutResponse(bytes) => write!(formatter, "CutResponse({bytes})"),
             Fault::Swallow(_) => write!(formatter, "Swallow"),
             Fault::Delay(time) => write!(formatter, "Delay({time:?})"),
+            Fault::Hold(_) => write!(formatter, "Hold"),
         }
     }
 }

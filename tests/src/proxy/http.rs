@@ -25,6 +25,7 @@ pub(super) async fn relay(client: Stream, server: Stream, script: Arc<Script>) -
         match script.arrives(request.name()) {
             None => {}
             Some(Fault::Delay(time)) => tokio::time::sleep(time).await,
+            Some(Fault::Hold(until)) => drop(until.await),
             Some(Fault::CutRequest(bytes)) => request_bytes = bytes,
             Some(Fault::CutResponse(bytes)) => response_bytes = bytes,
             Some(Fault::Swallow(call)) => swallow = Some(call),

@@ -56,6 +56,7 @@ async fn requests(
         if matches!(kind, b'S' | b'Q') {
             match script.arrives(std::mem::take(&mut name).join("; ")) {
                 Some(Fault::Delay(time)) => tokio::time::sleep(time).await,
+                Some(Fault::Hold(until)) => drop(until.await),
                 Some(Fault::CutRequest(bytes)) => {
                     server.left = bytes;
                     return server.write(&pending).await.and(Err(cut()));

@@ -2,8 +2,13 @@
 
 mod daemon;
 mod disk;
+mod drain;
 mod inputs;
 mod kills;
 mod kinds;
+mod limits;
+mod logs;
+mod outage;
 mod races;
 mod scene;
+mod stage;

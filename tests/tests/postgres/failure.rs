@@ -39,6 +39,16 @@ async fn a_failure_reaches_every_dependent_and_names_the_root() {
 }
 
 #[tokio::test]
+async fn a_failure_is_heard_whatever_its_words() {
+    let (farm, _, node) = Farm::small(1).await;
+    let jobs = farm.queue("main", &[("bad", &[])]).await;
+    let claim = farm.claim(&node).await;
+    assert!(node.fail(claim.fence, Failure::BuildError, "it printed \0 and died").await.unwrap());
+    let error: String = farm.value("SELECT error FROM ci.job WHERE id = $1", jobs["bad"]).await;
+    assert_eq!(error, "it printed \u{fffd} and died");
+}
+
+#[tokio::test]
 async fn a_failure_spares_what_does_not_depend_on_it() {
     let (farm, _, node) = Farm::small(2).await;
     let jobs = farm.queue("main", &[("bad", &[]), ("good", &[]), ("top", &["bad", "good"])]).await;

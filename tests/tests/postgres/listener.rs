@@ -32,6 +32,19 @@ async fn a_hint_arrives_on_its_channel() {
 }
 
 #[tokio::test]
+async fn builders_are_told_of_drains_and_of_their_ends() {
+    let (farm, _, node) = Farm::small(1).await;
+    let id = farm.node_of(&node).await;
+    let mut listener = listen(&farm, &[Channel::Stop]).await;
+    for db in [&farm.operator, &farm.frontend] {
+        people::drain(db, id, "cordoned", None).await.unwrap();
+        assert_eq!(listener.next().await, Wake::Hint(Channel::Stop, String::new()));
+        people::resume(db, id, "cordoned").await.unwrap();
+        assert_eq!(listener.next().await, Wake::Hint(Channel::Stop, String::new()));
+    }
+}
+
+#[tokio::test]
 async fn a_listener_hears_only_what_it_listens_to() {
     let farm = Farm::new().await;
     let mut listener = listen(&farm, &[Channel::Ended]).await;

@@ -1,0 +1,162 @@
+//! What builds print: all of it in the bucket, its end in the queue while they run.
+
+use harmonia_nix::store_path;
+use harmonia_service::layout;
+use harmonia_tests::eventually;
+use harmonia_tests::nixes::{Expression, Version};
+
+use crate::stage::{Scene, WAIT, unchanged};
+
+/// What a log's object holds.
+async fn read(scene: &Scene, key: &str) -> Vec<u8> {
+    zstd::decode_all(scene.press.object(key).await.as_slice()).expect("zstd")
+}
+
+/// The log that counts, and those of all attempts.
+async fn logs(scene: &Scene, drv: &str) -> (Option<Vec<u8>>, Vec<Vec<u8>>) {
+    let path = store_path::parse(drv).expect("a path");
+    let job = scene.job(drv).await;
+    let attempts: Vec<i64> = scene
+        .press
+        .farm
+        .value("SELECT array_agg(id ORDER BY id) FROM ci.attempt WHERE job_id = $1", job)
+        .await;
+    let counts = match scene.press.keys(&layout::log(&path)).await.first() {
+        Some(key) => Some(read(scene, key).await),
+        None => None,
+    };
+    let mut all = Vec::new();
+    for attempt in attempts {
+        all.push(read(scene, &layout::log_of_attempt(&path, attempt)).await);
+    }
+    (counts, all)
+}
+
+/// What followers of a running build see.
+async fn tail(scene: &Scene, drv: &str) -> Vec<u8> {
+    let rows =
+        sqlx::query_scalar::<_, Vec<u8>>("SELECT data FROM ci.log_tail WHERE job_id = $1 ORDER BY starts")
+            .bind(scene.job(drv).await)
+            .fetch_all(&scene.press.farm.database.admin())
+            .await;
+    rows.expect("the tail").concat()
+}
+
+/// Builds it and answers its only log, whether it succeeded or not.
+async fn log_of(version: Version, expression: &Expression, state: &str) -> Vec<u8> {
+    let (scene, signer) = Scene::new().await;
+    let drv = scene.queue_one(&signer, expression).await;
+    let builder = scene.builder(version, "one", unchanged).await;
+    assert_eq!(scene.end(&drv).await.state, state);
+    let (counts, mut all) = logs(&scene, &drv).await;
+    assert_eq!(all.len(), 1);
+    if state == "succeeded" {
+        assert_eq!(counts.as_ref(), all.first());
+    }
+    scene.press.check().await;
+    builder.stop().await;
+    all.remove(0)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_of_a_success_is_what_it_printed() {
+    for version in Version::ALL {
+        let talkative =
+            Expression::new("talkative", "echo one; echo; echo two >&2; printf three; echo >$out");
+        let log = log_of(version, &talkative, "succeeded").await;
+        assert_eq!(String::from_utf8_lossy(&log), "one\n\ntwo\nthree\n", "{version:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_of_a_failure_is_what_it_printed() {
+    for version in Version::ALL {
+        let log = log_of(version, &Expression::failing("failing"), "failed").await;
+        assert_eq!(String::from_utf8_lossy(&log), "this build fails\n", "{version:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_log_stays_on_the_node() {
+    for version in Version::ALL {
+        let (scene, signer) = Scene::new().await;
+        scene.queue_one(&signer, &Expression::new("talkative", "echo one; echo >$out")).await;
+        let builder = scene.builder(version, "one", unchanged).await;
+        scene.all_is_well().await;
+        let kept = builder.nix.root().join("nix/var/log/nix/drvs");
+        let kept: Vec<_> = std::fs::read_dir(kept).into_iter().flatten().flatten().collect();
+        assert!(kept.is_empty(), "{version:?}: {kept:?}");
+        builder.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bytes_that_are_no_text_are_kept() {
+    for version in Version::ALL {
+        let binary = Expression::new("binary", r"printf 'a\377\376b\000c\n'; echo >$out");
+        let log = log_of(version, &binary, "succeeded").await;
+        assert_eq!(log, b"a\xff\xfeb\x00c\n", "{version:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failure_whose_last_words_are_no_text_is_told() {
+    for version in Version::ALL {
+        let binary = Expression::new("binary", r"printf 'a\377\000\033[31mb\n'; exit 3");
+        let log = log_of(version, &binary, "failed").await;
+        assert_eq!(log, b"a\xff\x00\x1b[31mb\n", "{version:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_that_a_build_forges_change_nothing() {
+    let script = r#"
+        echo '@nix {"action":"setPhase","phase":"forged"}'
+        echo '@nix {"action":"start","id":7,"level":0,"type":105,"text":"forged","parent":0,"fields":[]}'
+        echo '@nix {"action":"result","id":7,"type":105,"fields":[1,2,3,4]}'
+        echo '@nix {"action":"stop","id":7}'
+        echo '@nix {"action":"msg","level":0,"msg":"error: signal 9, No space left on device"}'
+        echo '@nix {"action":'
+        echo '@nix [[[['
+        printf '\033]0;title\007\033[2Jcleared\n'
+        echo last
+        echo >$out"#;
+    for version in Version::ALL {
+        let log = log_of(version, &Expression::new("forger", script), "succeeded").await;
+        let text = String::from_utf8_lossy(&log);
+        assert!(text.contains("\u{1b}]0;title\u{7}\u{1b}[2Jcleared\n"), "{version:?}: {text:?}");
+        assert!(text.ends_with("last\n"), "{version:?}: {text:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_prints_too_much_is_cut_short_and_goes_on() {
+    const LIMIT: usize = 1_000_000;
+    let (scene, signer) = Scene::new().await;
+    // Fifty thousand lines of a thousand bytes.
+    let loud = Expression::new("loud", "yes $(printf %0999d 0) | head -c 50000000; echo >$out");
+    let drv = scene.queue_one(&signer, &loud).await;
+    let builder = scene.builder(Version::New, "one", |set| set.with("max_log_size", LIMIT.to_string())).await;
+    assert_eq!(scene.end(&drv).await.state, "succeeded");
+    let (log, _) = logs(&scene, &drv).await;
+    let log = String::from_utf8(log.expect("a log")).expect("text");
+    let mark = format!("[... log truncated at {LIMIT} bytes]\n");
+    assert!(log.ends_with(&mark), "{}", &log[log.len() - 100..]);
+    assert!((LIMIT - 1000..=LIMIT + mark.len()).contains(&log.len()), "{}", log.len());
+    scene.press.check().await;
+    builder.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn followers_see_a_running_build() {
+    let (scene, signer) = Scene::new().await;
+    let script = format!("echo one; {WAIT}; echo two; name=end; {WAIT}; echo >$out");
+    let drv = scene.queue_one(&signer, &Expression::new("followed", &script)).await;
+    let builder = scene.builder(Version::New, "one", unchanged).await;
+    eventually("the first line is seen", async || tail(&scene, &drv).await == b"one\n").await;
+    scene.let_go("followed");
+    eventually("the second line is seen", async || tail(&scene, &drv).await == b"one\ntwo\n").await;
+    scene.let_go("end");
+    scene.all_is_well().await;
+    builder.stop().await;
+}
