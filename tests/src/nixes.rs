@@ -77,8 +77,16 @@ impl Nix {
             .expect("write nix.conf");
         let busybox = which("busybox").expect("busybox is missing: run `./dev test nix`, which installs it");
         fs::copy(busybox, root.join("expressions/bb/busybox")).expect("copy busybox");
+        nix.make_store();
         nix.start_daemon();
         nix
+    }
+
+    /// Two daemons that are the first to open a store stand in each other's way.
+    fn make_store(&self) {
+        let mut command = self.plain_command(&self.version.program("nix-store"));
+        command.env("NIX_REMOTE", format!("local?root={}", self.root().display())).arg("--init");
+        assert!(command.status().expect("start nix-store").success(), "an empty store cannot be made");
     }
 
     /// Which Nix it is.

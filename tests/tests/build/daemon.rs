@@ -80,19 +80,15 @@ async fn a_daemon_that_is_away_costs_no_build() {
     scene.after_attempts(&first, 1).await;
     let drvs = scene.want(&[&Expression::trivial("second"), &Expression::trivial("third")]).await;
     for drv in &drvs {
-        assert_eq!(scene.after_attempts(drv, 1).await, ["daemon_gone"], "{drv}");
+        scene.becomes(drv, "building").await;
     }
-    // Three in a row are the node's own fault: it proves itself anew, once it can, before it claims anything.
     nix.start_daemon();
     scene.open("first");
-    harmonia_tests::eventually("the builder begins a new life", || async {
-        scene.hurry().await;
-        let open: i64 =
-            scene.press.farm.value("SELECT count(*) FROM ci.job WHERE state = 'open' AND $1 = 0", 0).await;
-        open == 0
-    })
-    .await;
+    scene.hurry().await;
     scene.ends_well().await;
+    for drv in &drvs {
+        assert_eq!(scene.outcomes(drv).await, ["succeeded"], "{drv}");
+    }
     builder.stop().await;
 }
 
