@@ -103,11 +103,23 @@ fn what_is_not_known_before_the_build_is_not_promised() {
         ("dynamic.drv", Promise::Deferred),
         ("impure.drv", Promise::Impure),
     ] {
+        assert_eq!(prove_named(name).outputs, [("out".to_owned(), promise)].into());
+    }
+}
+
+#[test]
+fn what_can_be_realised_has_a_name_for_that() {
+    for (name, known) in [
+        ("floating.drv", true),
+        ("deferred.drv", true),
+        ("above-deferred.drv", true),
+        ("above.drv", false),
+        ("dynamic.drv", false),
+        ("impure.drv", false),
+    ] {
         let proven = prove_named(name);
-        assert_eq!(
-            proven,
-            Proven { hash: InputHash::Deferred, outputs: [("out".to_owned(), promise)].into() }
-        );
+        assert_eq!(proven.realised_as.len(), usize::from(known), "{name}");
+        assert_eq!(matches!(proven.hash, InputHash::Deferred(_)), known, "{name}");
     }
 }
 
@@ -230,7 +242,7 @@ fn as_nix_2_35(texts: &Texts, path: &StorePath, text: &[u8]) -> StorePath {
         match prove_with(texts, input, &texts[input]).unwrap().hash {
             InputHash::Regular(hashes) => nix_derivation::InputDerivationHash::regular(hashes[2].0),
             InputHash::Fixed(hash) => nix_derivation::InputDerivationHash::fixed_output(hash.0),
-            InputHash::Deferred => nix_derivation::InputDerivationHash::Deferred,
+            InputHash::Deferred(_) | InputHash::Unknown => nix_derivation::InputDerivationHash::Deferred,
         }
     });
     store_path::build_output_path(hash.unwrap().into_ready().unwrap(), "out", derivation.name()).unwrap()
@@ -327,7 +339,8 @@ fn a_fixed_output_with_another_nar_is_refused() {
 fn prove_with_hash(contents: &str) -> Proven {
     let ca = CAHash::Nar(NixHash::Sha256(Sha256::of(contents).0));
     let path = store_path::build_ca_path("x", &ca, [], false).unwrap();
-    Proven { hash: InputHash::Deferred, outputs: [("out".to_owned(), Promise::Fixed { path, ca })].into() }
+    let outputs = [("out".to_owned(), Promise::Fixed { path, ca })].into();
+    Proven { hash: InputHash::Unknown, outputs, realised_as: Vec::new() }
 }
 
 #[test]
@@ -431,13 +444,15 @@ proptest! {
     #[test]
     fn hashes_are_read_back(
         hashes in any::<[[u8; 32]; 3]>(),
-        kind in 0..4,
+        kind in 0..6,
     ) {
         let [first, ..] = hashes.map(Sha256);
         let hash = match kind {
-            0 => InputHash::Deferred,
+            0 => InputHash::Unknown,
             1 => InputHash::Fixed(first),
             2 => InputHash::Regular([first; 3]),
+            3 => InputHash::Deferred([first; 3]),
+            4 => InputHash::Deferred(hashes.map(Sha256)),
             _ => InputHash::Regular(hashes.map(Sha256)),
         };
         prop_assert_eq!(InputHash::from_bytes(&hash.to_bytes()), Some(hash));
