@@ -11,7 +11,7 @@ use harmonia_queue::Fence;
 use harmonia_queue::builder::{Claim, Failure, Input, Session};
 use harmonia_service::protocol;
 use harmonia_service::sentence::sentence;
-use nix_derivation::{Derivation, Output};
+use nix_derivation::{ContentAddressMethod, Derivation, HashAlgorithm, Output};
 use thiserror::Error;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
@@ -53,6 +53,10 @@ enum Unbuildable {
     Text(#[from] nix_derivation::Error),
     #[error("impure derivations (__impure) are not built here: their results cannot be shared")]
     Impure,
+    #[error(
+        "its output {0} is content-addressed otherwise than by the SHA-256 of a NAR: no signer could prove it"
+    )]
+    Unprovable(String),
     #[error(transparent)]
     Unresolved(#[from] ResolveError),
 }
@@ -137,8 +141,14 @@ fn plan(claim: &Claim) -> Result<Plan, Unbuildable> {
     let drv = store_path::parse(&claim.drv_path)?;
     let name = drv.name().strip_suffix(".drv").unwrap_or(drv.name());
     let derivation = Derivation::from_aterm_bytes(&claim.aterm, name)?;
-    if derivation.outputs().values().any(|output| matches!(output, Output::Impure { .. })) {
-        return Err(Unbuildable::Impure);
+    for (name, output) in derivation.outputs() {
+        match output {
+            Output::Impure { .. } => return Err(Unbuildable::Impure),
+            Output::Floating { method: ContentAddressMethod::Nar, hash_algorithm: HashAlgorithm::Sha256 } => {
+            }
+            Output::Floating { .. } => return Err(Unbuildable::Unprovable(name.clone())),
+            _ => {}
+        }
     }
     let fetches = derivation.outputs().values().any(|output| matches!(output, Output::Fixed { .. }));
     let derivation = resolve(&derivation, |drv, output| {

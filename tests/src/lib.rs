@@ -8,6 +8,7 @@ pub mod nixes;
 pub mod pg;
 pub mod press;
 pub mod proxy;
+pub mod repository;
 pub mod s3;
 pub mod yard;
 
