@@ -30,10 +30,22 @@ pub enum ResolveError {
     Derivation(#[from] nix_derivation::Error),
     /// It cannot be built by value.
     #[error(transparent)]
-    Unresolved(#[from] Unresolved),
+    Unresolved(Box<Unresolved>),
     /// Its text is not what its path says.
     #[error(transparent)]
-    Proof(#[from] ProofError),
+    Proof(Box<ProofError>),
+}
+
+impl From<Unresolved> for ResolveError {
+    fn from(error: Unresolved) -> Self {
+        Self::Unresolved(Box::new(error))
+    }
+}
+
+impl From<ProofError> for ResolveError {
+    fn from(error: ProofError) -> Self {
+        Self::Proof(Box::new(error))
+    }
 }
 
 /// The derivation as a daemon builds it: `path_of` says where an output of an input derivation is.

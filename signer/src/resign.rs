@@ -16,8 +16,8 @@ use crate::{Signer, SignerError, side_by_side};
 const PAGE: i32 = 1_000;
 
 impl Signer {
-    /// Writes every narinfo of a recorded path, and what realises it, with the signatures of today's keys and of no other. `progress` hears how
-    /// many are done. Answers how many there were.
+    /// Writes every narinfo of a recorded path, and what realises it, with the signatures of today's keys and of no other.
+    /// `progress` hears how many are done. Answers how many there were.
     pub async fn resign(&self, progress: impl Fn(usize)) -> Result<usize, SignerError> {
         let keys = self.keys();
         let (mut after, mut count) = (String::new(), 0);

@@ -94,7 +94,8 @@ fn fixed(seed: u64) -> String {
     let recursive = format!("{:x}", Sha256::digest(nar_of_file(contents.as_bytes())));
     let declared = |mode: &str, hash: &str| {
         format!(
-            "{{ outputHashMode = \"{mode}\"; outputHashAlgo = \"sha256\"; outputHash = \"{hash}\"; inherit base; }}"
+            "{{ outputHashMode = \"{mode}\"; outputHashAlgo = \"sha256\"; \
+             outputHash = \"{hash}\"; inherit base; }}"
         )
     };
     let script = format!("\"printf %s '{contents}' >$out\"");
@@ -126,12 +127,15 @@ structured = from-json "structured" ''
 "#;
 
 const FLOATING: &str = r#"
-floating = make "floating" "mkdir $dev; echo $base >$out; ln -s $out $dev/out" ({ outputs = [ "out" "dev" ]; inherit base; } // floats);
-floating-above = make "floating-above" "cat $floating >$out; echo $floating >>$out" ({ inherit floating; } // floats);
+floating = make "floating" "mkdir $dev; echo $base >$out; ln -s $out $dev/out"
+  ({ outputs = [ "out" "dev" ]; inherit base; } // floats);
+floating-above = make "floating-above" "cat $floating >$out; echo $floating >>$out"
+  ({ inherit floating; } // floats);
 deferred = make "deferred" "mkdir $out $dev; ln -s $floating $out/x; ln -s $out $dev/y"
   { outputs = [ "out" "dev" ]; floating = floating.dev; };
 deferred-above = make "deferred-above" "echo $deferred $base >$out" { inherit deferred base; };
-deferred-structured = from-json "deferred-structured" "cat $(of floating-above) >$(of out)" { inherit floating-above; };
+deferred-structured = from-json "deferred-structured" "cat $(of floating-above) >$(of out)"
+  { inherit floating-above; };
 "#;
 
 fn odd_names(dice: &mut StdRng) -> String {

@@ -119,7 +119,11 @@ async fn not_built(features: &str, text: &str) -> BTreeMap<String, (String, Opti
 
 const MAKE: &str = r#"
 let make = name: script: more: derivation ({
-  inherit name; system = builtins.currentSystem; builder = "${bb}/busybox"; PATH = "${tools}/bin"; args = [ "sh" "-euc" script ];
+  inherit name;
+  system = builtins.currentSystem;
+  builder = "${bb}/busybox";
+  PATH = "${tools}/bin";
+  args = [ "sh" "-euc" script ];
 } // more); in
 "#;
 
@@ -141,7 +145,8 @@ async fn a_derivation_that_makes_another_is_refused_with_a_sentence() {
     let text = format!(
         "{MAKE}let producer = make \"producer.drv\" \"echo none >$out\" \
          {{ __contentAddressed = true; outputHashMode = \"text\"; outputHashAlgo = \"sha256\"; }}; in \
-         {{ dynamic = make \"dynamic\" \"echo $x >$out\" {{ x = builtins.outputOf producer.outPath \"out\"; }}; inherit producer; }}"
+         {{ dynamic = make \"dynamic\" \"echo $x >$out\" {{ x = builtins.outputOf producer.outPath \"out\"; }}; \
+         inherit producer; }}"
     );
     let ends = not_built("dynamic-derivations", &text).await;
     assert_refused(&ends["producer"], "content-addressed otherwise than by the SHA-256 of a NAR");
