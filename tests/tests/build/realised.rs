@@ -8,8 +8,10 @@ use harmonia_nix::key::SecretKey;
 use harmonia_nix::realisation::{Name, Realisation, There};
 use harmonia_nix::store_path;
 use harmonia_queue::ingest::Node;
+use harmonia_service::layout;
 use harmonia_service::protocol::Token;
 use harmonia_signer::Signer;
+use harmonia_tests::eventually;
 use harmonia_tests::nixes::{Expression, Nix, Version};
 use harmonia_tests::press::{Press, RunningSigner, publish_source};
 use harmonia_tests::repository::FEATURES;
@@ -128,4 +130,37 @@ async fn what_an_evaluator_says_of_a_floating_output_counts_for_nothing() {
     let lie = ends.get(&top).unwrap_or_else(|| panic!("{ends:?}"));
     assert!(lie.contains("-floating.drv is, is not known"), "{lie}");
     assert_eq!(realisations(&press).await, [""; 0]);
+}
+
+/// The bucket says something else of the output: nothing is visible until that is gone, and nothing has to be built again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_foreign_realisation_stands_in_the_way_until_it_is_gone() {
+    let (press, signer, evaluator) = start().await;
+    let drv = evaluator.instantiate(&changing());
+    press.evaluate(&evaluator, &signer, &drv).await;
+    let foreign = realisation(&drv, "/nix/store/yndr0gyxnaqh51pfyg3w1war85cgp9i8-changing");
+    let (client, bucket, key) = (press.s3.client(), &press.s3.bucket, foreign.object_name());
+    let text = foreign.write(&[SecretKey::generate("foreign-1").unwrap()]);
+    client.put_object().bucket(bucket).key(&key).body(text.into()).send().await.unwrap();
+
+    let building = builder(&press).await;
+    let admin = press.farm.database.admin();
+    let accepted = "SELECT count(*) FROM ci.running JOIN ci.job ON id = job_id \
+                    WHERE drv_path = $1 AND phase = 'accepted'";
+    eventually("it is accepted", || async {
+        sqlx::query_scalar::<_, i64>(accepted).bind(&drv).fetch_one(&admin).await.unwrap() == 1
+    })
+    .await;
+    let path = recorded(&press, &drv).await.expect("a path");
+    let narinfo = layout::narinfo(&store_path::parse(&path).unwrap());
+    assert!(!press.keys("").await.contains(&narinfo), "{path} is visible");
+
+    client.delete_object().bucket(bucket).key(&key).send().await.unwrap();
+    press.settled().await;
+    building.stop().await;
+    assert_eq!(recorded(&press, &drv).await, Some(path.clone()));
+    let realisation = realisation(&drv, &path);
+    let text = press.object(&key).await;
+    assert_eq!(realisation.compare(&text, &[press.key.public()]), There::Same);
+    press.check().await;
 }
