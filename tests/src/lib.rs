@@ -2,6 +2,7 @@
 //! and a real derivation graph.
 
 pub mod farm;
+pub mod gateway;
 pub mod graph;
 mod guard;
 pub mod nixes;

@@ -325,6 +325,33 @@ fn a_floating_output_that_refers_to_itself_is_refused_with_that_reason() {
 }
 
 #[test]
+fn a_deferred_output_is_where_its_inputs_put_it() {
+    let (drv, text) = named(derivations(), "deferred.drv");
+    let with = |input: &str| {
+        let input = path(input);
+        crate::resolve::deferred_paths(drv, text, |_, _| Some(input.clone())).unwrap().remove(0)
+    };
+    let (own, other) = (with(DEV.0), with(OUT.0));
+    assert_ne!(own, other);
+    let proven = prove_named("deferred.drv").resolved(std::slice::from_ref(&own), &other);
+    let check = |path: &StorePath| proven.check_built("out", path, Sha256::of("x"), &BTreeSet::new());
+    assert!(matches!(check(&own["out"]), Ok(None)));
+    assert!(matches!(check(&other["out"]), Err(BuiltError::OtherPath { .. })));
+}
+
+#[test]
+fn a_derivation_with_an_input_that_is_nowhere_is_not_resolved() {
+    use crate::resolve::{ResolveError, deferred_paths};
+    let resolve = |name: &str| {
+        let (drv, text) = named(derivations(), name);
+        deferred_paths(drv, text, |_, _| None)
+    };
+    assert!(matches!(resolve("deferred.drv"), Err(ResolveError::NoPath { output, .. }) if output == "dev"));
+    assert!(matches!(resolve("dynamic.drv"), Err(ResolveError::Dynamic(_))));
+    assert_eq!(resolve("floating.drv").unwrap(), []);
+}
+
+#[test]
 fn a_fixed_output_with_another_nar_is_refused() {
     let proven = prove_named("fixed-recursive-sha512.drv");
     let own = proven.outputs["out"].path().unwrap();

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use harmonia_tests::gateway::Gateway;
 use harmonia_tests::nixes::{Nix, Version};
 use harmonia_tests::press::{Press, RunningSigner};
 use harmonia_tests::repository::{FEATURES, Repository};
@@ -15,6 +16,7 @@ struct Built {
     repository: Repository,
     /// Derivations by attribute.
     drvs: BTreeMap<String, String>,
+    gateway: Gateway,
     _signer: RunningSigner,
 }
 
@@ -32,7 +34,8 @@ impl Built {
         let failed = failures(&press).await;
         assert!(failed.is_empty(), "seed {seed}: {failed:#?}");
         builder.stop().await;
-        Built { press, repository, drvs, _signer: signer }
+        let gateway = Gateway::start(&press).await;
+        Built { press, repository, drvs, gateway, _signer: signer }
     }
 
     /// Every output on record, by derivation and name.
@@ -43,8 +46,8 @@ impl Built {
 
     /// A client with an empty store that builds nothing and takes only what our key signed.
     fn client(&self, version: Version) -> Nix {
-        let more = "require-sigs = true\nmax-jobs = 0\n";
-        Nix::start_with(version, &format!("{FEATURES}{}{more}", substitutes(&self.press)))
+        let settings = self.gateway.settings(&self.press);
+        Nix::start_with(version, &format!("{FEATURES}{settings}max-jobs = 0\n"))
     }
 }
 
