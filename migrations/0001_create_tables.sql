@@ -203,7 +203,8 @@ CREATE INDEX job_input_input ON ci.job_input (input, referrer);
 CREATE TABLE ci.output (
   job_id bigint NOT NULL,
   name   text COLLATE "C" NOT NULL CHECK (octet_length(name) BETWEEN 1 AND 200),
-  path   text COLLATE "C" CHECK (octet_length(path) BETWEEN 5 AND 300),    -- NULL until built: floating content address
+  path   text COLLATE "C" CHECK (octet_length(path) BETWEEN 5 AND 300),    -- NULL until built: it, or an input, has a floating content address
+  realised bool NOT NULL DEFAULT false,                                    -- a signer has the path of a build, nobody's word before it
   PRIMARY KEY (job_id, name)
 );
 CREATE INDEX output_path ON ci.output (path);

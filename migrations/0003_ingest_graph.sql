@@ -61,6 +61,8 @@ BEGIN
   UPDATE ci.job SET state = 'open', retries = 0, interruptions = 0, avoid = NULL, failure = NULL, root = NULL,
                     error = NULL, ended_at = NULL, priority = p_priority
   WHERE id = ANY (p_jobs);
+  -- What only a build shows, the next one may show otherwise.
+  UPDATE ci.output SET path = NULL, realised = false WHERE job_id = ANY (p_jobs) AND realised;
   INSERT INTO ci.blocked (job_id) SELECT unnest(p_jobs) ON CONFLICT DO NOTHING;
   INSERT INTO ci.event (kind, subject) SELECT 'e', unnest(p_jobs);                          -- event: reopened_is_judged
   INSERT INTO ci.event (kind, subject) SELECT 'o', unnest(p_jobs);                          -- event: reopened_frees_dependents

@@ -44,6 +44,18 @@ CREATE FUNCTION ci.texts(p_drv_paths text[], p_always bool) RETURNS TABLE (drv_p
   FROM unnest(p_drv_paths) u JOIN ci.job j ON j.drv_path = u LEFT JOIN ci.proof p ON p.job_id = j.id LEFT JOIN ci.aterm a ON a.job_id = j.id
 $$;
 
+-- Where outputs of derivations are of which only a build shows it.
+CREATE FUNCTION ci.realised(p_drv_paths text[]) RETURNS TABLE (drv_path text, output text, path text)
+  LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  SELECT j.drv_path, o.name, o.path FROM unnest(p_drv_paths) u JOIN ci.job j ON j.drv_path = u JOIN ci.output o ON o.job_id = j.id WHERE o.realised
+$$;
+
+-- The same of all derivations that made one of these paths.
+CREATE FUNCTION ci.realised_at(p_paths text[]) RETURNS TABLE (drv_path text, output text, path text)
+  LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  SELECT r.* FROM ci.realised(ARRAY(SELECT DISTINCT j.drv_path FROM ci.output o JOIN ci.job j ON j.id = o.job_id WHERE o.path = ANY (p_paths) AND o.realised)) r
+$$;
+
 CREATE FUNCTION ci.remember_proofs(p_drv_paths text[], p_proofs bytea[]) RETURNS void
   LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   INSERT INTO ci.proof SELECT j.id, u.proof FROM unnest(p_drv_paths, p_proofs) u (drv_path, proof) JOIN ci.job j ON j.drv_path = u.drv_path
@@ -120,7 +132,7 @@ BEGIN
       WHERE g.path IS NULL OR e.name IS NULL OR octet_length(g.path) > 300
          OR g.path <> e.path);                                                              -- fence: output_path
     -- A path that is not known before the build is what it came out as.
-    UPDATE ci.output e SET path = x.path FROM unnest(p_output_of, p_names, p_paths) x (o, name, path)
+    UPDATE ci.output e SET path = x.path, realised = true FROM unnest(p_output_of, p_names, p_paths) x (o, name, path)
     WHERE e.job_id = p_jobs[x.o] AND e.name = x.name AND e.path IS NULL AND x.o = ANY (v_whole);
   END IF;
 
@@ -169,9 +181,9 @@ END $$;
 -- Accepted records that nobody has finished: any signer takes them up. Older first; or those of some jobs, at once.
 CREATE FUNCTION ci.unpublished(p_older_than interval DEFAULT '30 seconds', p_jobs bigint[] DEFAULT NULL)
   RETURNS TABLE (job_id bigint, attempt bigint, drv_path text, path text, output text, nar_hash bytea, nar_size bigint,
-                 refs text[], file_hash bytea, file_size bigint, ca text, made_by bigint)
+                 refs text[], file_hash bytea, file_size bigint, ca text, made_by bigint, realised bool)
   LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-  SELECT r.job_id, r.attempt, j.drv_path, o.path, o.name, c.nar_hash, c.nar_size, c.refs, c.file_hash, c.file_size, c.ca, c.attempt
+  SELECT r.job_id, r.attempt, j.drv_path, o.path, o.name, c.nar_hash, c.nar_size, c.refs, c.file_hash, c.file_size, c.ca, c.attempt, o.realised
   FROM ci.running r JOIN ci.job j ON j.id = r.job_id JOIN ci.output o ON o.job_id = r.job_id JOIN ci.canonical c ON c.path = o.path
   WHERE r.phase = 'accepted' AND CASE WHEN p_jobs IS NULL THEN r.uploaded_at <= ci.clock() - p_older_than ELSE r.job_id = ANY (p_jobs) END
   ORDER BY r.attempt, o.name LIMIT 16384
@@ -260,6 +272,8 @@ BEGIN
   -- Accepted but not yet published: as if it had not been shown. Its builder shows it again, or its lease ends.
   UPDATE ci.running r SET phase = 'uploading' WHERE r.phase = 'accepted'
     AND r.job_id IN (SELECT o.job_id FROM ci.output o WHERE o.path = ANY (v_paths));
+  UPDATE ci.output o SET path = NULL, realised = false FROM ci.running r
+  WHERE o.job_id = r.job_id AND o.realised AND r.job_id IN (SELECT p.job_id FROM ci.output p WHERE p.path = ANY (v_paths));
   PERFORM ci.unpublish(v_paths);
   DELETE FROM ci.canonical WHERE path = ANY (v_paths);
   RETURN QUERY SELECT unnest(v_paths);

@@ -42,7 +42,8 @@ CREATE FUNCTION ci.audit() RETURNS TABLE (violation text, subject text)
       WHERE j.state = 'succeeded' AND NOT EXISTS (SELECT FROM ci.canonical c WHERE c.path = o.path)
     UNION ALL SELECT 'a permit is held for a job that does not run', m.job_id FROM ci.permit m WHERE m.job_id IS NOT NULL AND NOT EXISTS (SELECT FROM ci.running r WHERE r.job_id = m.job_id)
     UNION ALL SELECT 'a limited job runs without a permit', r.job_id FROM ci.running r WHERE r.permit AND NOT EXISTS (SELECT FROM ci.permit m WHERE m.job_id = r.job_id)
-    UNION ALL SELECT 'two open jobs make one path', min(o.job_id) FROM ci.output o JOIN place p ON p.job_id = o.job_id AND p.state <> 'blocked' GROUP BY o.path HAVING count(*) > 1) v
+    UNION ALL SELECT 'two open jobs make one path', min(o.job_id) FROM ci.output o JOIN place p ON p.job_id = o.job_id AND p.state <> 'blocked'
+      WHERE NOT o.realised AND o.path IS NOT NULL GROUP BY o.path HAVING count(*) > 1) v
   UNION ALL SELECT 'a session builds more than its slots', s.id::text FROM ci.session s JOIN ci.running r ON r.session_id = s.id AND r.phase = 'building' GROUP BY s.id HAVING count(*) > s.slots
   UNION ALL SELECT 'a build runs for no session', r.job_id::text FROM ci.running r WHERE NOT EXISTS (SELECT FROM ci.session s WHERE s.id = r.session_id)
 $$;

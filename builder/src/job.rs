@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use harmonia_nix::daemon::{self, BasicDerivation, BuildMode, BuildResult, Unresolved};
+use harmonia_nix::daemon::{self, BasicDerivation, BuildMode, BuildResult};
+use harmonia_nix::resolve::{ResolveError, resolve};
 use harmonia_nix::store_path::{self, PathError, StorePath};
 use harmonia_queue::Fence;
-use harmonia_queue::builder::{Claim, Failure, Session};
+use harmonia_queue::builder::{Claim, Failure, Input, Session};
 use harmonia_service::protocol;
 use harmonia_service::sentence::sentence;
-use nix_derivation::{Derivation, Output};
+use nix_derivation::{ContentAddressMethod, Derivation, HashAlgorithm, Output};
 use thiserror::Error;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
@@ -54,12 +55,12 @@ enum Unbuildable {
     Text(#[from] nix_derivation::Error),
     #[error("impure derivations (__impure) are not built here: their results cannot be shared")]
     Impure,
-    #[error("{0} is an output of a derivation that another one makes, which is not supported")]
-    Dynamic(StorePath),
-    #[error("the output {output} of {drv} has no path")]
-    NoPath { drv: StorePath, output: String },
+    #[error(
+        "its output {0} is content-addressed otherwise than by the SHA-256 of a NAR: no signer could prove it"
+    )]
+    Unprovable(String),
     #[error(transparent)]
-    Unresolved(#[from] Unresolved),
+    Unresolved(#[from] ResolveError),
 }
 
 /// What is to be built.
@@ -142,26 +143,23 @@ fn plan(claim: &Claim) -> Result<Plan, Unbuildable> {
     let drv = store_path::parse(&claim.drv_path)?;
     let name = drv.name().strip_suffix(".drv").unwrap_or(drv.name());
     let derivation = Derivation::from_aterm_bytes(&claim.aterm, name)?;
-    if derivation.outputs().values().any(|output| matches!(output, Output::Impure { .. })) {
-        return Err(Unbuildable::Impure);
-    }
-    let mut used = Vec::new();
-    for (input, outputs) in derivation.input_derivations() {
-        if outputs.is_dynamic() {
-            return Err(Unbuildable::Dynamic(input.clone()));
-        }
-        for output in outputs.outputs() {
-            let is = |known: &&harmonia_queue::builder::Input| {
-                known.output == *output && known.drv_path == input.to_string()
-            };
-            let path = claim.inputs.iter().find(is).and_then(|known| known.path.as_deref());
-            let no_path = || Unbuildable::NoPath { drv: input.clone(), output: output.clone() };
-            used.push(store_path::parse(path.ok_or_else(no_path)?)?);
+    for (name, output) in derivation.outputs() {
+        match output {
+            Output::Impure { .. } => return Err(Unbuildable::Impure),
+            Output::Floating { method: ContentAddressMethod::Nar, hash_algorithm: HashAlgorithm::Sha256 } => {
+            }
+            Output::Floating { .. } => return Err(Unbuildable::Unprovable(name.clone())),
+            _ => {}
         }
     }
-    let inputs = derivation.input_sources().iter().cloned().chain(used.iter().cloned()).collect();
     let fetches = derivation.outputs().values().any(|output| matches!(output, Output::Fixed { .. }));
-    Ok(Plan { drv, derivation: BasicDerivation::resolve(&derivation, used)?, inputs, fetches })
+    let derivation = resolve(&derivation, |drv, output| {
+        let is = |input: &&Input| input.output == output && input.drv_path == drv.to_string();
+        let path = claim.inputs.iter().find(is).and_then(|input| input.path.as_deref());
+        path.and_then(|path| store_path::parse(path).ok())
+    })?;
+    let inputs = derivation.inputs.iter().cloned().collect();
+    Ok(Plan { drv, derivation, inputs, fetches })
 }
 
 /// Makes inputs ready; once more, if the daemon was being restarted.

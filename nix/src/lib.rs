@@ -7,6 +7,8 @@ pub mod key;
 pub mod narinfo;
 pub mod pack;
 pub mod proof;
+pub mod realisation;
+pub mod resolve;
 pub mod source;
 pub mod store_path;
 

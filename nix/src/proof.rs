@@ -2,7 +2,7 @@
 //! follow from it. Whoever wrote the text can then publish only what its own hashes say.
 
 mod closure;
-mod modulo;
+pub(crate) mod modulo;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use nix_derivation::{
 use thiserror::Error;
 
 pub use closure::{Answer, Prover};
-use modulo::ALGORITHMS;
+use modulo::{ALGORITHMS, Hashes, NAMING};
 
 use crate::Sha256;
 
@@ -179,6 +179,9 @@ pub struct Proven {
     pub hash: InputHash,
     /// What it promises of each output.
     pub outputs: BTreeMap<String, Promise>,
+    /// The hashes that stand for it in the names of realisations, as versions of Nix before 2.35 look for them. Empty if
+    /// all paths are known before the build: nobody looks then.
+    pub realised_as: Vec<Sha256>,
 }
 
 /// What a derivation says of an output before it is built.
@@ -219,6 +222,27 @@ impl Promise {
 }
 
 impl Proven {
+    /// Whether only a build shows where its outputs are.
+    pub fn is_open(&self) -> bool {
+        self.outputs.values().any(|promise| matches!(promise, Promise::Floating { .. } | Promise::Deferred))
+    }
+
+    /// The same with paths for its deferred outputs, now that its inputs are built: those that were claimed, if they are
+    /// among the ways to compute them.
+    pub fn resolved(
+        mut self,
+        ways: &[BTreeMap<String, StorePath>],
+        claimed: &BTreeMap<String, StorePath>,
+    ) -> Self {
+        let way = ways.iter().find(|way| *way == claimed).or(ways.first());
+        for (name, path) in way.into_iter().flatten() {
+            if let Some(promise @ Promise::Deferred) = self.outputs.get_mut(name) {
+                *promise = Promise::Path(path.clone());
+            }
+        }
+        self
+    }
+
     /// Checks what was built against what was promised, as far as that can be done without its bytes, and says the
     /// content address of an output that has one.
     pub fn check_built(
@@ -263,7 +287,7 @@ impl Proven {
                 uncheckable("its path follows from another hash than that of its NAR")
             }
             Promise::Deferred => {
-                uncheckable("its derivation depends on outputs whose paths follow from their contents")
+                uncheckable("its derivation depends on outputs whose paths are not on record")
             }
             Promise::Impure => uncheckable("its derivation is impure"),
         }
@@ -277,32 +301,41 @@ pub enum InputHash {
     Regular([Sha256; ALGORITHMS]),
     /// Of a fixed output.
     Fixed(Sha256),
-    /// Not known before something is built.
-    Deferred,
+    /// Of a derivation whose outputs have no paths before something is built. No path follows from it; the names of
+    /// realisations do.
+    Deferred([Sha256; ALGORITHMS]),
+    /// There is none: it is impure, or an input of it is made by a derivation that does not exist yet.
+    Unknown,
 }
 
 impl InputHash {
     fn under(&self, algorithm: usize) -> Option<Sha256> {
         match self {
-            Self::Regular(hashes) => hashes.get(algorithm).copied(),
+            Self::Regular(hashes) | Self::Deferred(hashes) => hashes.get(algorithm).copied(),
             Self::Fixed(hash) => Some(*hash),
-            Self::Deferred => None,
+            Self::Unknown => None,
         }
+    }
+
+    fn has_paths(&self) -> bool {
+        matches!(self, Self::Regular(_) | Self::Fixed(_))
     }
 
     /// One byte that says which, then the hashes; equal ones only once. 33 bytes, but for rare corners.
     pub fn to_bytes(&self) -> Vec<u8> {
+        let several = |once: u8, each: u8, hashes: &[Sha256; ALGORITHMS]| {
+            let [first, rest @ ..] = hashes;
+            let same = rest.iter().all(|hash| hash == first);
+            let (kind, written) = if same { (once, &hashes[..1]) } else { (each, &hashes[..]) };
+            let mut bytes = vec![kind];
+            written.iter().for_each(|hash| bytes.extend_from_slice(&hash.0));
+            bytes
+        };
         match self {
-            Self::Deferred => vec![b'd'],
+            Self::Unknown => vec![b'u'],
             Self::Fixed(hash) => [b"f", &hash.0[..]].concat(),
-            Self::Regular([first, rest @ ..]) if rest.iter().all(|hash| hash == first) => {
-                [b"r", &first.0[..]].concat()
-            }
-            Self::Regular(hashes) => {
-                let mut bytes = vec![b'R'];
-                hashes.iter().for_each(|hash| bytes.extend_from_slice(&hash.0));
-                bytes
-            }
+            Self::Regular(hashes) => several(b'r', b'R', hashes),
+            Self::Deferred(hashes) => several(b'd', b'D', hashes),
         }
     }
 
@@ -310,20 +343,22 @@ impl InputHash {
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (kind, rest) = bytes.split_first()?;
         let (hashes, odd) = rest.as_chunks::<32>();
+        let several =
+            |hashes: &[[u8; 32]]| Some(<[[u8; 32]; ALGORITHMS]>::try_from(hashes).ok()?.map(Sha256));
         match (kind, hashes, odd) {
-            (b'd', [], []) => Some(Self::Deferred),
+            (b'u', [], []) => Some(Self::Unknown),
             (b'f', [hash], []) => Some(Self::Fixed(Sha256(*hash))),
             (b'r', [hash], []) => Some(Self::Regular([Sha256(*hash); ALGORITHMS])),
-            (b'R', hashes, []) => {
-                Some(Self::Regular(<[[u8; 32]; ALGORITHMS]>::try_from(hashes).ok()?.map(Sha256)))
-            }
+            (b'R', hashes, []) => several(hashes).map(Self::Regular),
+            (b'd', [hash], []) => Some(Self::Deferred([Sha256(*hash); ALGORITHMS])),
+            (b'D', hashes, []) => several(hashes).map(Self::Deferred),
             _ => None,
         }
     }
 }
 
-/// Proves a derivation from its text and from what is proven about its inputs. Only an input-addressed derivation needs
-/// them; `inputs` answers none for those about which nothing is proven.
+/// Proves a derivation from its text and from what is proven about its inputs. A fixed output needs none of them;
+/// `inputs` answers none for those about which nothing is proven.
 pub fn prove(
     path: &StorePath,
     text: &[u8],
@@ -345,8 +380,22 @@ fn prove_read(
     conclude(path, derivation, &hashes)
 }
 
+/// What a derivation's text, which is proven to be the one of this path, says about where its outputs are. Whether that
+/// follows, only a proof shows.
+pub fn named_outputs(
+    path: &StorePath,
+    text: &[u8],
+) -> Result<BTreeMap<String, Option<StorePath>>, ProofError> {
+    let derivation = read(path, text)?;
+    let named = derivation.outputs().iter().map(|(name, output)| {
+        let named = output.path(derivation.name(), name);
+        named.map(|path| (name.clone(), path))
+    });
+    named.collect::<Result<_, _>>().map_err(|source| ProofError::Parse { drv: path.clone(), source })
+}
+
 /// Reads a text and proves that it is the one of this path.
-fn read(path: &StorePath, text: &[u8]) -> Result<Derivation, ProofError> {
+pub(crate) fn read(path: &StorePath, text: &[u8]) -> Result<Derivation, ProofError> {
     let derivation = parse(path, text)?;
     let references = derivation.input_derivations().keys().chain(derivation.input_sources());
     let actual = store_path::build_text_path(path.name(), text, references)
@@ -386,17 +435,20 @@ fn wrong_fixed_path(derivation: &Derivation, text: &[u8]) -> Option<(String, Str
     (claimed != actual.as_bytes()).then(|| (String::from_utf8_lossy(claimed).into_owned(), actual))
 }
 
-/// The inputs that the paths of the outputs follow from. The path of a fixed output follows from its hash alone, and what
-/// is not known before the build follows from nothing yet.
+/// The inputs whose hashes are needed. The path of a fixed output follows from its hash alone, and nothing from what is
+/// impure or not there yet.
 fn needed_inputs(derivation: &Derivation) -> Vec<&StorePath> {
-    let follows = derivation.outputs().values().all(|output| matches!(output, Output::InputAddressed { .. }))
+    let follows = !derivation
+        .outputs()
+        .values()
+        .any(|output| matches!(output, Output::Fixed { .. } | Output::Impure { .. }))
         && !derivation.input_derivations().values().any(InputDerivation::is_dynamic);
     if follows { derivation.input_derivations().keys().collect() } else { Vec::new() }
 }
 
 /// `inputs` are the hashes of [`needed_inputs`].
 fn conclude(path: &StorePath, derivation: &Derivation, inputs: &[InputHash]) -> Result<Proven, ProofError> {
-    let mut hash = InputHash::Deferred;
+    let (mut hash, mut realised_as) = (InputHash::Unknown, Vec::new());
     let mut outputs = BTreeMap::new();
     for (name, output) in derivation.outputs() {
         let parse = |error: store_path::Error| ProofError::Parse { drv: path.clone(), source: error.into() };
@@ -416,8 +468,16 @@ fn conclude(path: &StorePath, derivation: &Derivation, inputs: &[InputHash]) -> 
         };
         outputs.insert(name.clone(), promise);
     }
-    if outputs.values().any(|promise| matches!(promise, Promise::Path(_))) {
-        hash = input_addressed(path, derivation, inputs, &outputs)?;
+    match outputs.values().next() {
+        Some(Promise::Path(_)) => hash = input_addressed(path, derivation, inputs, &outputs)?,
+        Some(Promise::Floating { .. } | Promise::Deferred) => {
+            if let Some(hashes) = hashes_of(path, derivation, inputs)? {
+                hash = InputHash::Deferred(hashes.map(|hashes| hashes.input));
+                realised_as = hashes[..NAMING].iter().map(|hashes| hashes.masked).collect();
+                realised_as.dedup();
+            }
+        }
+        _ => {}
     }
     for (name, promise) in &outputs {
         if let (Some(output), Some(told)) = (promise.path(), derivation.environment().get(name))
@@ -431,7 +491,25 @@ fn conclude(path: &StorePath, derivation: &Derivation, inputs: &[InputHash]) -> 
             });
         }
     }
-    Ok(Proven { hash, outputs })
+    Ok(Proven { hash, outputs, realised_as })
+}
+
+/// None: not all inputs have one.
+fn hashes_of(
+    path: &StorePath,
+    derivation: &Derivation,
+    inputs: &[InputHash],
+) -> Result<Option<[Hashes; ALGORITHMS]>, ProofError> {
+    for (hash, (input, used)) in inputs.iter().zip(derivation.input_derivations()) {
+        let other = used.outputs().iter().find(|output| *output != "out");
+        if let (InputHash::Fixed(_), Some(output)) = (hash, other) {
+            let (drv, input, output) = (path.clone(), input.clone(), output.clone());
+            return Err(ProofError::NoSuchOutput { drv, input, output });
+        }
+    }
+    // There are fewer hashes than inputs where some input is dynamic.
+    let complete = inputs.len() == derivation.input_derivations().len();
+    Ok(complete.then(|| modulo::hashes(derivation, inputs)).flatten())
 }
 
 /// Proves the paths that an input-addressed derivation names: all of them under one algorithm, whichever.
@@ -441,17 +519,9 @@ fn input_addressed(
     inputs: &[InputHash],
     outputs: &BTreeMap<String, Promise>,
 ) -> Result<InputHash, ProofError> {
-    for (hash, (input, used)) in inputs.iter().zip(derivation.input_derivations()) {
-        let other = used.outputs().iter().find(|output| *output != "out");
-        if let (InputHash::Fixed(_), Some(output)) = (hash, other) {
-            let (drv, input, output) = (path.clone(), input.clone(), output.clone());
-            return Err(ProofError::NoSuchOutput { drv, input, output });
-        }
-    }
     let claims = || outputs.iter().filter_map(|(name, promise)| Some((name, promise.path()?)));
-    // There are fewer hashes than inputs where some input is dynamic.
-    let complete = inputs.len() == derivation.input_derivations().len();
-    let Some(hashes) = complete.then(|| modulo::hashes(derivation, inputs)).flatten() else {
+    let hashes = hashes_of(path, derivation, inputs)?.filter(|_| inputs.iter().all(InputHash::has_paths));
+    let Some(hashes) = hashes else {
         let (output, claimed) =
             claims().map(|(name, path)| (name.clone(), path.to_string())).next().unwrap_or_default();
         return Err(ProofError::TooEarly { drv: path.clone(), output, claimed });

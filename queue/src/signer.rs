@@ -81,6 +81,19 @@ pub struct Unpublished {
     pub drv_path: String,
     /// Its outputs as recorded, by name.
     pub outputs: Vec<Output>,
+    /// Only the build showed where they are.
+    pub realised: bool,
+}
+
+/// Where an output is of which only a build shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Realised {
+    /// The derivation.
+    pub drv_path: String,
+    /// The output.
+    pub output: String,
+    /// Its store path.
+    pub path: String,
 }
 
 /// What is recorded of a path that somebody wants to store.
@@ -172,6 +185,27 @@ pub async fn texts(db: &Db, drv_paths: &[String], always: bool) -> Result<Vec<Te
         })
     });
     texts.collect()
+}
+
+/// Where outputs of these derivations are, as far as only builds show it and have.
+pub async fn realised(db: &Db, drv_paths: &[String]) -> Result<Vec<Realised>> {
+    read_realised(&db.rows(sqlx::query("SELECT * FROM ci.realised($1)").bind(drv_paths)).await?)
+}
+
+/// The same of all derivations that made one of these paths.
+pub async fn realised_at(db: &Db, paths: &[String]) -> Result<Vec<Realised>> {
+    read_realised(&db.rows(sqlx::query("SELECT * FROM ci.realised_at($1)").bind(paths)).await?)
+}
+
+fn read_realised(rows: &[PgRow]) -> Result<Vec<Realised>> {
+    let realised = rows.iter().map(|row| {
+        Ok(Realised {
+            drv_path: row.try_get("drv_path")?,
+            output: row.try_get("output")?,
+            path: row.try_get("path")?,
+        })
+    });
+    realised.collect()
 }
 
 /// So that it need not be proven again.
@@ -310,7 +344,8 @@ fn read_unpublished(rows: &[PgRow]) -> Result<Vec<Unpublished>> {
     for row in rows {
         let fence = Fence { job: row.try_get("job_id")?, attempt: row.try_get("attempt")? };
         if found.last().is_none_or(|last| last.fence != fence) {
-            found.push(Unpublished { fence, drv_path: row.try_get("drv_path")?, outputs: Vec::new() });
+            let (drv_path, realised) = (row.try_get("drv_path")?, row.try_get("realised")?);
+            found.push(Unpublished { fence, drv_path, outputs: Vec::new(), realised });
         }
         let output = Output {
             name: row.try_get("output")?,

@@ -14,6 +14,8 @@ pub const PUBLIC_KEYS: &str = "public-keys";
 pub const TEXT: Kind = Kind { content_type: "text/plain; charset=utf-8", encoding: None };
 /// A narinfo.
 pub const NARINFO: Kind = Kind { content_type: "text/x-nix-narinfo", encoding: None };
+/// What an output came out as.
+pub const REALISATION: Kind = Kind { content_type: "application/json", encoding: None };
 /// A listing, as builders send it.
 pub const LISTING: Kind = Kind { content_type: "application/json", encoding: Some("zstd") };
 /// A log, as builders send it.

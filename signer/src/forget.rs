@@ -8,7 +8,7 @@ use harmonia_service::layout;
 use crate::{Signer, SignerError, side_by_side};
 
 impl Signer {
-    /// Removes narinfos and listings, forgets the records and reopens whoever makes the paths. Answers the paths.
+    /// Removes narinfos, listings and realisations, forgets the records and reopens whoever makes the paths. Answers the paths.
     ///
     /// First the narinfos: were the records first, a new build would find the old narinfo and could not publish. A crash in
     /// between leaves records without narinfos, which builders report as missing. NARs stay, for downloads under way; the
@@ -29,6 +29,7 @@ impl Signer {
         for node in nodes {
             let going = signer::to_forget(&self.db, paths, node).await?;
             self.remove(paths.iter().chain(&going)).await?;
+            self.unrealise(&[paths, &going].concat()).await?;
             forgotten.extend(signer::forget(&self.db, paths, node).await?);
         }
         self.resolver.nudge();

@@ -10,6 +10,7 @@ mod count;
 mod forget;
 mod prove;
 mod publish;
+mod realise;
 mod recover;
 mod resign;
 mod run;
@@ -78,6 +79,23 @@ pub enum SignerError {
     Foreign {
         /// The path.
         path: String,
+    },
+    /// The bucket knows better.
+    #[error(
+        "the bucket says of an output of {drv} that it is another path than was recorded: \
+         `harmonia-ci cache forget` of its outputs removes that"
+    )]
+    OtherRealisation {
+        /// The derivation.
+        drv: String,
+    },
+    /// It was accepted, and is not proven now.
+    #[error("{drv} cannot be proven any more: {reason}")]
+    Unproven {
+        /// The derivation.
+        drv: String,
+        /// Why.
+        reason: String,
     },
     /// The port is taken, for one.
     #[error("cannot serve on {address}")]

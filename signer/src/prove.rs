@@ -19,7 +19,7 @@ const BATCH: usize = 500;
 const REMEMBERED: usize = 10_000;
 
 /// What came of a goal: what it promises, or why it is not believed.
-type Verdict = Result<Proven, String>;
+pub(crate) type Verdict = Result<Proven, String>;
 
 impl Signer {
     /// Turns results whose outputs do not follow from their derivations into refusals, and notes content addresses.
@@ -38,15 +38,21 @@ impl Signer {
             .filter_map(|(result, _)| derivation(result))
             .collect();
         let verdicts = self.prove_all(goals).await?;
+        let is_open = |verdict: &Verdict| verdict.as_ref().is_ok_and(Proven::is_open);
+        let open = verdicts.iter().filter(|(_, verdict)| is_open(verdict));
+        let ways = self.ways_of(open.map(|(drv, _)| drv.clone()).collect()).await?;
         for (result, checked) in results.iter().zip(checked) {
             let Ok(outputs) = checked else { continue };
-            let verdict = derivation(result).and_then(|drv| verdicts.get(&drv));
-            let refusal = match verdict {
-                Some(Ok(proven)) => outputs.iter_mut().find_map(|output| check_output(proven, output).err()),
-                Some(Err(reason)) => Some(reason.clone()),
-                None => Some("its derivation is not known".to_owned()),
+            let drv = derivation(result).unwrap_or_default();
+            let checked_all = match (verdicts.get(&drv), ways.get(&drv)) {
+                (Some(Ok(proven)), None) => check_outputs(proven, outputs),
+                (Some(Ok(proven)), Some(Ok(ways))) => {
+                    check_outputs(&proven.clone().resolved(ways, &claimed(outputs)), outputs)
+                }
+                (Some(Err(reason)), _) | (_, Some(Err(reason))) => Err(reason.clone()),
+                (None, _) => Err("its derivation is not known".to_owned()),
             };
-            if let Some(reason) = refusal {
+            if let Err(reason) = checked_all {
                 tracing::warn!(job = result.claim.job, reason, "a result is not signed");
                 *checked = Err(Outcome::Refused { reason });
             }
@@ -55,7 +61,10 @@ impl Signer {
     }
 
     /// Proves derivations side by side, with one question to the database for all of them in each round.
-    async fn prove_all(&self, goals: BTreeSet<String>) -> Result<HashMap<String, Verdict>, SignerError> {
+    pub(crate) async fn prove_all(
+        &self,
+        goals: BTreeSet<String>,
+    ) -> Result<HashMap<String, Verdict>, SignerError> {
         let mut verdicts: HashMap<String, Verdict> = HashMap::new();
         let mut open: BTreeMap<String, Prover> = BTreeMap::new();
         for goal in goals {
@@ -123,6 +132,15 @@ fn advance(
         prover.supply(&path, answer).map_err(|error| sentence(&error))?;
     }
     Ok(prover.is_finished())
+}
+
+fn claimed(outputs: &[Output]) -> BTreeMap<String, StorePath> {
+    let path = |output: &Output| Some((output.name.clone(), store_path::parse(&output.path).ok()?));
+    outputs.iter().filter_map(path).collect()
+}
+
+fn check_outputs(proven: &Proven, outputs: &mut [Output]) -> Result<(), String> {
+    outputs.iter_mut().try_for_each(|output| check_output(proven, output))
 }
 
 /// Whether an output is what its derivation promises; notes its content address.

@@ -7,7 +7,7 @@ use harmonia_nix::Sha256;
 use harmonia_nix::key::PublicKey;
 use harmonia_nix::narinfo::{self, Record};
 use harmonia_nix::store_path::{self, StorePath};
-use harmonia_queue::signer::{Output, Unpublished};
+use harmonia_queue::signer::{Output, Realised, Unpublished};
 use harmonia_queue::{Fence, signer};
 use harmonia_service::bucket::Written;
 use harmonia_service::layout;
@@ -42,7 +42,7 @@ impl Signer {
         outcomes
     }
 
-    /// Everything of one job that clients see. Listing and log first: the narinfo makes the path visible.
+    /// Everything of one job that clients see. Listing, log and realisations first: the narinfo makes the path visible.
     async fn write(&self, job: &Unpublished) -> Result<(), SignerError> {
         let drv = store_path::parse(&job.drv_path)?;
         let log = layout::log_of_attempt(&drv, job.fence.attempt);
@@ -58,6 +58,14 @@ impl Signer {
         let copied =
             copies.map(|(from, to, kind)| async move { self.bucket.copy(&from, &to, kind).await }.boxed());
         side_by_side(copied).await.into_iter().collect::<Result<Vec<bool>, _>>()?;
+        if job.realised {
+            let realised = |output: &Output| Realised {
+                drv_path: job.drv_path.clone(),
+                output: output.name.clone(),
+                path: output.path.clone(),
+            };
+            self.realise(&job.outputs.iter().map(realised).collect::<Vec<_>>()).await?;
+        }
         // What a substituter has, and nobody brought to us, clients find there.
         let ours = |output: &&Output| !output.file_hash.is_empty();
         for output in referred_first(&job.outputs).into_iter().filter(ours) {

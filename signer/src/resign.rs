@@ -16,8 +16,8 @@ use crate::{Signer, SignerError, side_by_side};
 const PAGE: i32 = 1_000;
 
 impl Signer {
-    /// Writes every narinfo of a recorded path with the signatures of today's keys and of no other. `progress` hears how
-    /// many are done. Answers how many there were.
+    /// Writes every narinfo of a recorded path, and what realises it, with the signatures of today's keys and of no other.
+    /// `progress` hears how many are done. Answers how many there were.
     pub async fn resign(&self, progress: impl Fn(usize)) -> Result<usize, SignerError> {
         let keys = self.keys();
         let (mut after, mut count) = (String::new(), 0);
@@ -26,8 +26,10 @@ impl Signer {
             let Some(last) = page.last() else { return Ok(count) };
             after.clone_from(&last.output.path);
             count += page.len();
+            let paths: Vec<String> = page.iter().map(|published| published.output.path.clone()).collect();
             let written = page.into_iter().map(|published| self.resign_one(published, keys.clone()).boxed());
             side_by_side(written).await.into_iter().collect::<Result<(), _>>()?;
+            self.realise_again(&paths).await?;
             progress(count);
         }
     }

@@ -2,12 +2,14 @@
 //! and a real derivation graph.
 
 pub mod farm;
+pub mod gateway;
 pub mod graph;
 mod guard;
 pub mod nixes;
 pub mod pg;
 pub mod press;
 pub mod proxy;
+pub mod repository;
 pub mod s3;
 pub mod yard;
 

@@ -1,5 +1,6 @@
 //! Private Nix daemons, an old and a new one, each with an empty store of its own; and derivations that build in it.
 
+use std::collections::BTreeMap;
 use std::env;
 use std::fmt::Write;
 use std::fs;
@@ -138,7 +139,12 @@ impl Nix {
 
     /// Writes an expression and returns its file, for `nix-build` and the like.
     pub fn write(&self, expression: &Expression) -> PathBuf {
-        let text = format!("{PRELUDE}{}\n", expression.text());
+        self.write_text(&expression.text())
+    }
+
+    /// The same of a text in which `bb` and `tools` are known.
+    pub fn write_text(&self, text: &str) -> PathBuf {
+        let text = format!("{PRELUDE}{text}\n");
         let name = format!("{:x}.nix", Sha256::digest(&text));
         let path = self.root().join("expressions").join(name);
         fs::write(&path, text).expect("write the expression");
@@ -149,6 +155,20 @@ impl Nix {
     pub fn instantiate(&self, expression: &Expression) -> String {
         let file = self.write(expression);
         self.run("nix-instantiate", &[file.to_str().expect("UTF-8")])
+    }
+
+    /// The paths of the derivations of a text's attributes, with the attributes' names.
+    pub fn instantiate_all(&self, text: &str) -> BTreeMap<String, String> {
+        let file = self.write_text(text);
+        let names =
+            format!("builtins.concatStringsSep \" \" (builtins.attrNames (import {}))", file.display());
+        let names = self.run("nix-instantiate", &["--eval", "--expr", &names]);
+        let names: Vec<String> = names.trim_matches('"').split(' ').map(str::to_owned).collect();
+        let attributes = names.iter().flat_map(|name| ["--attr", name]);
+        let file = file.to_str().expect("UTF-8");
+        let drvs = self.run("nix-instantiate", &attributes.chain([file]).collect::<Vec<_>>());
+        let drvs = drvs.lines().map(|line| line.split('!').next().unwrap_or(line).to_owned());
+        names.into_iter().zip(drvs).collect()
     }
 
     /// Builds an expression; the paths of its outputs, in the expression's order.
@@ -274,6 +294,13 @@ impl Expression {
         let script = "mkdir $out; i=0; while [ $i -lt $count ]; do \
                       d=$out/$((i / 10)); [ -d $d ] || mkdir $d; echo $i >$d/$i; i=$((i + 1)); done";
         Expression::new(name, script).attribute("count", &count.to_string())
+    }
+
+    /// The same with paths that follow from contents.
+    pub fn floating(self) -> Expression {
+        self.attribute("__contentAddressed", "true")
+            .attribute("outputHashMode", "\"recursive\"")
+            .attribute("outputHashAlgo", "\"sha256\"")
     }
 
     /// The same with these outputs, the first of which is the default one.

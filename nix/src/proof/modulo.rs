@@ -20,6 +20,8 @@ use crate::Sha256;
 
 /// How many different texts there are.
 pub(super) const ALGORITHMS: usize = ALL.len();
+/// So many of them are of versions that name realisations by hashes. Nix 2.35 began to name them by derivations.
+pub(super) const NAMING: usize = 2;
 
 #[derive(Clone, Copy)]
 struct Algorithm {
@@ -39,18 +41,17 @@ const ALL: [Algorithm; 3] = [
 /// What stands in the place of input derivations: their hashes, and the outputs that are used.
 type Inputs<'a> = BTreeMap<[u8; 32], BTreeSet<&'a str>>;
 
-/// Both hashes of an input-addressed derivation under one algorithm.
+/// Both hashes of a derivation under one algorithm.
 #[derive(Clone, Copy)]
-pub(super) struct Hashes {
-    /// Without its own paths, which follow from this.
+pub(crate) struct Hashes {
+    /// Without its own paths, which follow from this; and realisations have it in their names.
     pub masked: Sha256,
     /// With them, for those that depend on it.
     pub input: Sha256,
 }
 
-/// The hashes under every algorithm; none if they are not known before an input is built. `inputs` is in the order of
-/// the derivation's input paths.
-pub(super) fn hashes(derivation: &Derivation, inputs: &[InputHash]) -> Option<[Hashes; ALGORITHMS]> {
+/// The hashes under every algorithm; none if an input has none. `inputs` is in the order of the derivation's input paths.
+pub(crate) fn hashes(derivation: &Derivation, inputs: &[InputHash]) -> Option<[Hashes; ALGORITHMS]> {
     let mut done: Vec<(Inputs<'_>, Option<&[u8]>, Hashes)> = Vec::with_capacity(ALGORITHMS);
     for (index, algorithm) in ALL.iter().enumerate() {
         let hashed = hashed_inputs(derivation, inputs, index)?;
@@ -149,8 +150,10 @@ fn text(derivation: &Derivation, json: Option<&[u8]>, inputs: Option<&Inputs<'_>
     let out = &mut text;
     out.extend_from_slice(if dynamic { b"DrvWithVersion(\"xp-dyn-drv\"," } else { b"Derive(" });
     list(out, outputs, |out, (name, output)| {
-        let [path, method, hash] =
-            if masked { Default::default() } else { declared(derivation, name, output) };
+        let [mut path, method, hash] = declared(derivation, name, output);
+        if masked {
+            path.clear();
+        }
         tuple(out, [name.as_bytes(), path.as_bytes(), method.as_bytes(), hash.as_bytes()]);
     });
     out.push(b',');

@@ -103,11 +103,23 @@ fn what_is_not_known_before_the_build_is_not_promised() {
         ("dynamic.drv", Promise::Deferred),
         ("impure.drv", Promise::Impure),
     ] {
+        assert_eq!(prove_named(name).outputs, [("out".to_owned(), promise)].into());
+    }
+}
+
+#[test]
+fn what_can_be_realised_has_a_name_for_that() {
+    for (name, known) in [
+        ("floating.drv", true),
+        ("deferred.drv", true),
+        ("above-deferred.drv", true),
+        ("above.drv", false),
+        ("dynamic.drv", false),
+        ("impure.drv", false),
+    ] {
         let proven = prove_named(name);
-        assert_eq!(
-            proven,
-            Proven { hash: InputHash::Deferred, outputs: [("out".to_owned(), promise)].into() }
-        );
+        assert_eq!(proven.realised_as.len(), usize::from(known), "{name}");
+        assert_eq!(matches!(proven.hash, InputHash::Deferred(_)), known, "{name}");
     }
 }
 
@@ -230,7 +242,7 @@ fn as_nix_2_35(texts: &Texts, path: &StorePath, text: &[u8]) -> StorePath {
         match prove_with(texts, input, &texts[input]).unwrap().hash {
             InputHash::Regular(hashes) => nix_derivation::InputDerivationHash::regular(hashes[2].0),
             InputHash::Fixed(hash) => nix_derivation::InputDerivationHash::fixed_output(hash.0),
-            InputHash::Deferred => nix_derivation::InputDerivationHash::Deferred,
+            InputHash::Deferred(_) | InputHash::Unknown => nix_derivation::InputDerivationHash::Deferred,
         }
     });
     store_path::build_output_path(hash.unwrap().into_ready().unwrap(), "out", derivation.name()).unwrap()
@@ -313,6 +325,33 @@ fn a_floating_output_that_refers_to_itself_is_refused_with_that_reason() {
 }
 
 #[test]
+fn a_deferred_output_is_where_its_inputs_put_it() {
+    let (drv, text) = named(derivations(), "deferred.drv");
+    let with = |input: &str| {
+        let input = path(input);
+        crate::resolve::deferred_paths(drv, text, |_, _| Some(input.clone())).unwrap().remove(0)
+    };
+    let (own, other) = (with(DEV.0), with(OUT.0));
+    assert_ne!(own, other);
+    let proven = prove_named("deferred.drv").resolved(std::slice::from_ref(&own), &other);
+    let check = |path: &StorePath| proven.check_built("out", path, Sha256::of("x"), &BTreeSet::new());
+    assert!(matches!(check(&own["out"]), Ok(None)));
+    assert!(matches!(check(&other["out"]), Err(BuiltError::OtherPath { .. })));
+}
+
+#[test]
+fn a_derivation_with_an_input_that_is_nowhere_is_not_resolved() {
+    use crate::resolve::{ResolveError, deferred_paths};
+    let resolve = |name: &str| {
+        let (drv, text) = named(derivations(), name);
+        deferred_paths(drv, text, |_, _| None)
+    };
+    assert!(matches!(resolve("deferred.drv"), Err(ResolveError::NoPath { output, .. }) if output == "dev"));
+    assert!(matches!(resolve("dynamic.drv"), Err(ResolveError::Dynamic(_))));
+    assert_eq!(resolve("floating.drv").unwrap(), []);
+}
+
+#[test]
 fn a_fixed_output_with_another_nar_is_refused() {
     let proven = prove_named("fixed-recursive-sha512.drv");
     let own = proven.outputs["out"].path().unwrap();
@@ -327,7 +366,8 @@ fn a_fixed_output_with_another_nar_is_refused() {
 fn prove_with_hash(contents: &str) -> Proven {
     let ca = CAHash::Nar(NixHash::Sha256(Sha256::of(contents).0));
     let path = store_path::build_ca_path("x", &ca, [], false).unwrap();
-    Proven { hash: InputHash::Deferred, outputs: [("out".to_owned(), Promise::Fixed { path, ca })].into() }
+    let outputs = [("out".to_owned(), Promise::Fixed { path, ca })].into();
+    Proven { hash: InputHash::Unknown, outputs, realised_as: Vec::new() }
 }
 
 #[test]
@@ -431,13 +471,15 @@ proptest! {
     #[test]
     fn hashes_are_read_back(
         hashes in any::<[[u8; 32]; 3]>(),
-        kind in 0..4,
+        kind in 0..6,
     ) {
         let [first, ..] = hashes.map(Sha256);
         let hash = match kind {
-            0 => InputHash::Deferred,
+            0 => InputHash::Unknown,
             1 => InputHash::Fixed(first),
             2 => InputHash::Regular([first; 3]),
+            3 => InputHash::Deferred([first; 3]),
+            4 => InputHash::Deferred(hashes.map(Sha256)),
             _ => InputHash::Regular(hashes.map(Sha256)),
         };
         prop_assert_eq!(InputHash::from_bytes(&hash.to_bytes()), Some(hash));

@@ -10,5 +10,6 @@ mod limits;
 mod logs;
 mod outage;
 mod races;
+mod realised;
 mod scene;
 mod stage;

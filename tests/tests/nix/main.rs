@@ -5,4 +5,5 @@ mod database;
 mod harness;
 mod narinfo;
 mod proof;
+mod resolve;
 mod source;

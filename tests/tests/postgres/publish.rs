@@ -89,6 +89,45 @@ async fn a_path_that_is_known_only_after_the_build_is_set_by_it() {
     assert_eq!(set, path);
 }
 
+fn floating(name: &str) -> Node {
+    Node { outputs: vec![("out".into(), None)], ..derivation(name, &[]) }
+}
+
+#[tokio::test]
+async fn a_path_that_a_build_showed_is_not_known_any_more_once_it_is_forgotten() {
+    let (farm, session, claim) = running(floating("floating")).await;
+    let path = store_path("content", "floating");
+    accept(&farm, &session, &claim, vec![output("out", &path)]).await;
+    let realised = signer::realised(&farm.signer, std::slice::from_ref(&claim.drv_path)).await.unwrap();
+    assert_eq!(realised.iter().map(|known| known.path.as_str()).collect::<Vec<_>>(), [path.as_str()]);
+    assert_eq!(signer::realised_at(&farm.signer, std::slice::from_ref(&path)).await.unwrap(), realised);
+    signer::finish(&farm.signer, &[claim.fence]).await.unwrap();
+
+    signer::forget(&farm.signer, &[path], None).await.unwrap();
+    let realised = signer::realised(&farm.signer, std::slice::from_ref(&claim.drv_path)).await.unwrap();
+    assert_eq!(realised, []);
+    farm.settle().await;
+    let again = farm.claim(&session).await;
+    let other = vec![output("out", &store_path("other", "floating"))];
+    assert_eq!(accept(&farm, &session, &again, other).await, Verdict::Accepted);
+}
+
+#[tokio::test]
+async fn what_an_evaluator_says_is_not_what_a_build_showed() {
+    let (farm, session, claim) = running(derivation("leaf", &[])).await;
+    accept(&farm, &session, &claim, vec![output("out", &store_path("leaf", "leaf"))]).await;
+    assert_eq!(signer::realised(&farm.signer, &[claim.drv_path]).await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn several_builds_without_paths_are_sound() {
+    let (farm, _, session) = Farm::small(2).await;
+    farm.evaluate_nodes("main", vec![floating("one"), floating("other")]).await;
+    farm.settle().await;
+    assert_eq!(session.claim(2).await.unwrap().len(), 2);
+    farm.assert_sound().await;
+}
+
 #[tokio::test]
 async fn a_second_build_adopts_the_first_and_is_a_finding_if_it_differs() {
     let (farm, session, claim) = running(derivation("leaf", &[])).await;
