@@ -1,41 +1,34 @@
 //! One claim from its derivation to its end.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use harmonia_nix::daemon::{self, BasicDerivation, BuildMode, BuildResult};
-use harmonia_nix::resolve::{ResolveError, resolve};
-use harmonia_nix::store_path::{self, PathError, StorePath};
+use harmonia_nix::StorePath;
 use harmonia_queue::Fence;
-use harmonia_queue::builder::{Claim, Failure, Input, Session};
+use harmonia_queue::builder::{Claim, Failure, Session};
 use harmonia_service::protocol;
 use harmonia_service::sentence::sentence;
-use nix_derivation::{ContentAddressMethod, Derivation, HashAlgorithm, Output};
-use thiserror::Error;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::Builder;
+use crate::build::build;
 use crate::inputs::{self, InputError};
 use crate::life::{Halt, Life};
 use crate::log::Spool;
+use crate::plan::{Plan, plan};
 use crate::roots::Hold;
 use crate::store::StoreError;
 use crate::upload::{BuiltOutput, Ending, Log, UploadError};
-use crate::verdict;
-use crate::witness::Witness;
 
 /// How long a failed build's log may take to be stored before the queue hears of the failure without it.
 const LOG_PATIENCE: Duration = Duration::from_secs(60);
 /// How long a daemon that died may take to come back.
-const DAEMON_PATIENCE: Duration = Duration::from_secs(120);
-/// What of a log is searched for why the build failed.
-const LAST_WORDS: u64 = 16 << 10;
+pub const DAEMON_PATIENCE: Duration = Duration::from_secs(120);
 
 /// How an attempt ended.
 #[derive(Debug)]
-enum End {
+pub enum End {
     /// The queue knows, or does not want to.
     Settled,
     /// It failed.
@@ -44,32 +37,6 @@ enum End {
     GivenBack(String),
     /// An input cannot be had.
     InputMissing(StorePath),
-}
-
-/// Why a claim cannot be built, whoever tries.
-#[derive(Debug, Error)]
-enum Unbuildable {
-    #[error("the claim names no derivation")]
-    Path(#[from] PathError),
-    #[error("the derivation's text cannot be read")]
-    Text(#[from] nix_derivation::Error),
-    #[error("impure derivations (__impure) are not built here: their results cannot be shared")]
-    Impure,
-    #[error(
-        "its output {0} is content-addressed otherwise than by the SHA-256 of a NAR: no signer could prove it"
-    )]
-    Unprovable(String),
-    #[error(transparent)]
-    Unresolved(#[from] ResolveError),
-}
-
-/// What is to be built.
-struct Plan {
-    drv: StorePath,
-    derivation: BasicDerivation,
-    inputs: Vec<StorePath>,
-    /// Whether its outputs have fixed hashes.
-    fetches: bool,
 }
 
 /// Does what was claimed and says so.
@@ -138,30 +105,6 @@ async fn attempt(builder: &Builder, life: &Life, claim: &Claim, spool: &mut Spoo
     publish(life, claim.fence, &built.outputs, spool, size).await
 }
 
-/// What a claim asks for, as a daemon is told it.
-fn plan(claim: &Claim) -> Result<Plan, Unbuildable> {
-    let drv = store_path::parse(&claim.drv_path)?;
-    let name = drv.name().strip_suffix(".drv").unwrap_or(drv.name());
-    let derivation = Derivation::from_aterm_bytes(&claim.aterm, name)?;
-    for (name, output) in derivation.outputs() {
-        match output {
-            Output::Impure { .. } => return Err(Unbuildable::Impure),
-            Output::Floating { method: ContentAddressMethod::Nar, hash_algorithm: HashAlgorithm::Sha256 } => {
-            }
-            Output::Floating { .. } => return Err(Unbuildable::Unprovable(name.clone())),
-            _ => {}
-        }
-    }
-    let fetches = derivation.outputs().values().any(|output| matches!(output, Output::Fixed { .. }));
-    let derivation = resolve(&derivation, |drv, output| {
-        let is = |input: &&Input| input.output == output && input.drv_path == drv.to_string();
-        let path = claim.inputs.iter().find(is).and_then(|input| input.path.as_deref());
-        path.and_then(|path| store_path::parse(path).ok())
-    })?;
-    let inputs = derivation.inputs.iter().cloned().collect();
-    Ok(Plan { drv, derivation, inputs, fetches })
-}
-
 /// Makes inputs ready; once more, if the daemon was being restarted.
 async fn inputs_of(builder: &Builder, life: &Life, plan: &Plan) -> Result<Hold, InputError> {
     let ready = || inputs::make_ready(&builder.store, &builder.roots, &life.session, plan.inputs.clone());
@@ -172,152 +115,6 @@ async fn inputs_of(builder: &Builder, life: &Life, plan: &Plan) -> Result<Hold, 
         }
         ready => ready,
     }
-}
-
-/// What was built.
-struct Built {
-    outputs: Vec<BuiltOutput>,
-    took: Duration,
-    /// The outputs are held until they are uploaded.
-    _hold: Hold,
-}
-
-/// Builds. If the daemon dies while others build too, nobody knows whose fault it is: each is tried again alone.
-async fn build(builder: &Builder, life: &Life, plan: &Plan, spool: &mut Spool) -> Result<Built, End> {
-    let shared = builder.alone.read().await;
-    let first = build_once(builder, plan, spool).await;
-    let others = life.held.building() > 1;
-    drop(shared);
-    let lost = match first {
-        Ok(built) => return Ok(built),
-        Err(Trouble::Ended(end)) => return Err(end),
-        Err(Trouble::Lost(error)) => error,
-    };
-    if !others {
-        return Err(died_alone(&lost));
-    }
-    tracing::warn!(drv = %plan.drv, error = %lost, "the Nix daemon died under several builds: this one goes on alone");
-    let _alone = builder.alone.write().await;
-    match build_once(builder, plan, spool).await {
-        Ok(built) => Ok(built),
-        Err(Trouble::Ended(end)) => Err(end),
-        Err(Trouble::Lost(error)) => Err(died_alone(&error)),
-    }
-}
-
-fn died_alone(error: &StoreError) -> End {
-    let message = format!(
-        "the Nix daemon died while it built only this, out of memory most likely: {}",
-        sentence(error)
-    );
-    End::Failed(Failure::Oom, message)
-}
-
-/// Why a build has no outputs.
-enum Trouble {
-    /// It came to an end.
-    Ended(End),
-    /// The daemon went away.
-    Lost(StoreError),
-}
-
-/// Anywhere but in the middle of a build, a daemon that goes away says nothing about what is built.
-impl From<StoreError> for Trouble {
-    fn from(error: StoreError) -> Self {
-        Self::Ended(End::Failed(Failure::DaemonGone, sentence(&error)))
-    }
-}
-
-async fn build_once(builder: &Builder, plan: &Plan, spool: &mut Spool) -> Result<Built, Trouble> {
-    let limits = builder.config.limits;
-    let begun = Instant::now();
-    let known = plan.derivation.outputs.values().filter_map(|output| output.path.clone()).collect();
-    let mut connection = builder.connect(&builder.build_options(), DAEMON_PATIENCE).await?;
-    let early = builder.roots.hold(known).await?;
-    // The daemon keeps the time; this is for one that does not.
-    let limit = limits.timeout + Duration::from_secs(600);
-    let mut witness = Witness::new(spool, builder.store.directory());
-    let result = connection
-        .build_derivation(&plan.drv, &plan.derivation, BuildMode::Normal, limit, &mut witness)
-        .await;
-    let least_free = witness.least_free();
-    let failed = |spool: &mut Spool, result: Option<&BuildResult>, message: &str| {
-        Trouble::Ended(failed(builder, plan, spool, least_free, result, message))
-    };
-    let result = match result {
-        Ok(result) if result.status.is_success() => result,
-        Ok(result) => return Err(failed(spool, Some(&result), &result.message)),
-        Err(error) if error.is_lost() => return Err(Trouble::Lost(error.into())),
-        Err(error @ daemon::Error::TimedOut { .. }) => {
-            return Err(Trouble::Ended(End::Failed(Failure::Timeout, sentence(&error))));
-        }
-        Err(error) => return Err(failed(spool, None, &sentence(&error))),
-    };
-    let paths = output_paths(&plan.derivation, &result);
-    if let Some(name) = paths.iter().find_map(|(name, path)| path.is_none().then_some(name)) {
-        let message = format!("the Nix daemon does not say where the output {name} is");
-        return Err(Trouble::Ended(End::Failed(Failure::NotBuildable, message)));
-    }
-    let (names, paths): (Vec<String>, Vec<StorePath>) =
-        paths.into_iter().filter_map(|(name, path)| Some((name, path?))).unzip();
-    // Before the build's own connection, which holds them too, is closed.
-    let hold = builder.roots.hold(paths.clone()).await?;
-    drop((early, connection));
-    let infos = builder.store.infos(paths).await?;
-    let output =
-        |(name, (path, info)): (String, (StorePath, harmonia_nix::database::PathInfo))| BuiltOutput {
-            name,
-            real_path: builder.store.real_path(&path),
-            path: path.to_string(),
-            nar_hash: info.nar_hash,
-            nar_size: info.nar_size,
-            references: info.references.iter().map(ToString::to_string).collect(),
-            ca: info.ca,
-        };
-    Ok(Built {
-        outputs: names.into_iter().zip(infos).map(output).collect(),
-        took: begun.elapsed(),
-        _hold: hold,
-    })
-}
-
-/// Where each output is: as the derivation says, or as the daemon does.
-fn output_paths(derivation: &BasicDerivation, result: &BuildResult) -> BTreeMap<String, Option<StorePath>> {
-    let said = |name: &String| {
-        let is = |id: &str| id.rsplit_once(['!', '^']).is_some_and(|(_, output)| output == name);
-        result.built_outputs.iter().find(|built| is(&built.id)).and_then(|built| built.path.clone())
-    };
-    let outputs = derivation.outputs.iter();
-    outputs.map(|(name, output)| (name.clone(), output.path.clone().or_else(|| said(name)))).collect()
-}
-
-fn failed(
-    builder: &Builder,
-    plan: &Plan,
-    spool: &mut Spool,
-    least_free: u64,
-    result: Option<&BuildResult>,
-    message: &str,
-) -> End {
-    let message = &verdict::own_words(message);
-    let limits = builder.config.limits;
-    let ending = verdict::Ending {
-        status: result.map(|result| result.status),
-        message,
-        log: &spool.last(LAST_WORDS).unwrap_or_default(),
-        fetches: plan.fetches,
-        silent: verdict::was_silent(message, limits.silent, limits.timeout),
-        disk_full: least_free < builder.config.min_free,
-    };
-    let failure = ending.failure();
-    let words = match failure {
-        Failure::Timeout => {
-            format!("it took longer than the {} s allowed: {message}", limits.timeout.as_secs())
-        }
-        Failure::Silent => format!("it said nothing for {} s: {message}", limits.silent.as_secs()),
-        _ => message.clone(),
-    };
-    End::Failed(failure, words)
 }
 
 /// Says that it is built, and gets it into the cache.

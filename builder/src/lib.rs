@@ -1,9 +1,10 @@
 //! The builder: claims jobs, builds them with a Nix daemon, gets the outputs into the cache.
 //!
 //! [`run`](run()) keeps lives going one after the other: a canary, a session, claims. A claim is one task ([`job`]): its
-//! inputs are made ready ([`inputs`]), it is built, and it is uploaded ([`upload`]). What a failure means is a table
+//! inputs are made ready ([`inputs`]), it is built ([`build`]), and it is uploaded ([`upload`]). What a failure means is a table
 //! ([`verdict`]), and so is what a draining builder gives back ([`drain`]).
 
+mod build;
 mod canary;
 mod collect;
 mod config;
@@ -12,6 +13,7 @@ pub mod inputs;
 mod job;
 mod life;
 mod log;
+mod plan;
 pub mod roots;
 mod run;
 pub mod store;
