@@ -100,8 +100,8 @@ async fn attempt(builder: &Builder, life: &Life, claim: &Claim, spool: &mut Spoo
             format!("its outputs have {size} bytes, more than the {limit} allowed"),
         );
     }
-    let seconds = built.took.as_secs_f32();
-    tracing::info!(job = claim.fence.job, attempt = claim.fence.attempt, seconds, bytes = size, "built");
+    let (job, attempt, took) = (claim.fence.job, claim.fence.attempt, seconds(built.took));
+    tracing::info!(job, attempt, took, bytes = size, "built");
     publish(life, claim.fence, &built.outputs, spool, size).await
 }
 
@@ -169,17 +169,23 @@ fn without_inputs(error: InputError) -> End {
 }
 
 fn report(fence: Fence, end: &End, took: Duration) {
-    let (job, attempt, seconds) = (fence.job, fence.attempt, took.as_secs_f32());
+    let (job, attempt, took) = (fence.job, fence.attempt, seconds(took));
     match end {
-        End::Settled => tracing::info!(job, attempt, seconds, "published"),
-        End::Failed(failure, message) => {
-            tracing::warn!(job, attempt, seconds, ?failure, message, "failed");
+        End::Settled => tracing::info!(job, attempt, took, "published"),
+        End::Failed(failure, reason) => {
+            // Nix's words have several lines.
+            let reason = reason.split_whitespace().collect::<Vec<_>>().join(" ");
+            tracing::warn!(job, attempt, took, ?failure, reason, "failed");
         }
-        End::GivenBack(why) => tracing::info!(job, attempt, seconds, why, "given back"),
+        End::GivenBack(why) => tracing::info!(job, attempt, took, why, "given back"),
         End::InputMissing(path) => {
-            tracing::warn!(job, attempt, seconds, %path, "given back: an input is missing")
+            tracing::warn!(job, attempt, took, %path, "given back: an input is missing");
         }
     }
+}
+
+fn seconds(time: Duration) -> String {
+    format!("{:.2} s", time.as_secs_f32())
 }
 
 /// Tells the queue how an attempt ended.
