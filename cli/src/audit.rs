@@ -1,11 +1,12 @@
 //! `harmonia-ci audit`
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use serde_json::json;
 use sqlx::Row;
 
 use crate::database::Database;
 use crate::outcome::Failure;
+use crate::output::Output;
 
 /// Check the queue's invariants; prints each violation and fails if there is one
 #[derive(Args)]
@@ -16,13 +17,6 @@ pub struct Arguments {
     /// How to print
     #[arg(short, long, value_enum, default_value_t)]
     output: Output,
-}
-
-#[derive(Clone, Copy, Default, ValueEnum)]
-enum Output {
-    #[default]
-    Table,
-    Json,
 }
 
 pub async fn run(arguments: Arguments) -> Result<(), Failure> {

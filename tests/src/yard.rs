@@ -1,6 +1,6 @@
 //! Real builders beside a [`Press`]: each with a Nix daemon and a store of its own.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use harmonia_builder::BuilderError;
@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::nixes::{Nix, Version};
+use crate::nixes::{Expression, Nix, Version};
 use crate::press::{Press, free_port};
 
 /// A builder in this process, and its store.
@@ -88,7 +88,77 @@ impl Drop for RunningBuilder {
     }
 }
 
+/// Words of a script: says that the build is there, and goes on when it is let.
+pub const WAIT: &str = ": >/gates/$name.here; while ! [ -e /gates/$name.go ]; do sleep 0.02; done";
+
+/// Where builds wait until a test lets them go on: a directory that all of them see.
+pub struct Gates(TempDir);
+
+impl Gates {
+    /// None is open.
+    pub fn new() -> Gates {
+        Gates(tempfile::tempdir().expect("a directory"))
+    }
+
+    /// A line of `nix.conf` for stores whose builds wait here.
+    pub fn setting(&self) -> String {
+        format!("extra-sandbox-paths = /gates={}\n", self.0.path().display())
+    }
+
+    /// A derivation that says that it is there, and goes on with its script when it is let.
+    pub fn before(name: &str, script: &str) -> Expression {
+        Expression::new(name, &format!("{WAIT}; {script}"))
+    }
+
+    /// Waits until a build is there.
+    pub async fn arrived(&self, name: &str) {
+        let mark = self.mark(name);
+        crate::eventually(&format!("{name} is being built"), || async { mark.exists() }).await;
+    }
+
+    /// Forgets that a build was there.
+    pub fn forget(&self, name: &str) {
+        std::fs::remove_file(self.mark(name)).expect("it was there");
+    }
+
+    /// Lets builds of that name go on, those to come too.
+    pub fn open(&self, name: &str) {
+        std::fs::write(self.0.path().join(format!("{name}.go")), "").expect("open the gate");
+    }
+
+    fn mark(&self, name: &str) -> PathBuf {
+        self.0.path().join(format!("{name}.here"))
+    }
+}
+
+impl Default for Gates {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Press {
+    /// The job of a derivation.
+    pub async fn job(&self, drv: &str) -> i64 {
+        let query = sqlx::query_scalar("SELECT id FROM ci.job WHERE drv_path = $1").bind(drv);
+        query.fetch_one(&self.farm.database.admin()).await.expect("a job")
+    }
+
+    /// Waits until a derivation's job is in this state, as [`crate::farm::Farm::state`] calls it.
+    pub async fn becomes(&self, drv: &str, state: &str) {
+        let job = self.job(drv).await;
+        let what = format!("{drv} becomes {state}");
+        crate::eventually(&what, || async { self.farm.state(job).await == state }).await;
+    }
+
+    /// How the attempts at a job ended that have ended, the first one first.
+    pub async fn outcomes(&self, drv: &str) -> Vec<String> {
+        let query = "SELECT a.outcome FROM ci.attempt a JOIN ci.job j ON j.id = a.job_id
+                     WHERE j.drv_path = $1 ORDER BY a.ended_at, a.id";
+        let outcomes = sqlx::query_scalar(query).bind(drv).fetch_all(&self.farm.database.admin()).await;
+        outcomes.expect("the attempts")
+    }
+
     /// Waits until no job is open, and says how each ended.
     pub async fn settled(&self) -> std::collections::BTreeMap<String, String> {
         let admin = self.farm.database.admin();

@@ -15,10 +15,10 @@ async fn a_build_under_which_the_daemon_dies_alone_is_out_of_memory_and_tried_ag
     nix.kill_daemon();
     assert_eq!(scene.after_attempts(&drv, 1).await, ["oom"]);
     nix.start_daemon();
-    scene.open("lonely");
+    scene.gates.open("lonely");
     scene.hurry().await;
     scene.ends_well().await;
-    assert_eq!(scene.outcomes(&drv).await, ["oom", "succeeded"]);
+    assert_eq!(scene.press.outcomes(&drv).await, ["oom", "succeeded"]);
     builder.stop().await;
 }
 
@@ -32,11 +32,11 @@ async fn builds_under_which_the_daemon_dies_together_go_on_alone() {
     scene.reached("right").await;
     nix.kill_daemon();
     nix.start_daemon();
-    scene.open("left");
-    scene.open("right");
+    scene.gates.open("left");
+    scene.gates.open("right");
     scene.ends_well().await;
     for drv in drvs {
-        assert_eq!(scene.outcomes(&drv).await, ["succeeded"], "{drv}");
+        assert_eq!(scene.press.outcomes(&drv).await, ["succeeded"], "{drv}");
     }
     builder.stop().await;
 }
@@ -59,13 +59,13 @@ async fn a_daemon_that_dies_twice_under_the_same_build_counts_once_for_that_buil
     nix.kill_daemon();
     nix.start_daemon();
     assert_eq!(scene.after_attempts(&drvs[alone], 1).await, ["oom"]);
-    scene.open("left");
-    scene.open("right");
-    scene.becomes(&drvs[1 - alone], "succeeded").await;
+    scene.gates.open("left");
+    scene.gates.open("right");
+    scene.press.becomes(&drvs[1 - alone], "succeeded").await;
     scene.hurry().await;
     scene.ends_well().await;
-    assert_eq!(scene.outcomes(&drvs[1 - alone]).await, ["succeeded"]);
-    assert_eq!(scene.outcomes(&drvs[alone]).await, ["oom", "succeeded"]);
+    assert_eq!(scene.press.outcomes(&drvs[1 - alone]).await, ["succeeded"]);
+    assert_eq!(scene.press.outcomes(&drvs[alone]).await, ["oom", "succeeded"]);
     builder.stop().await;
 }
 
@@ -80,14 +80,14 @@ async fn a_daemon_that_is_away_costs_no_build() {
     scene.after_attempts(&first, 1).await;
     let drvs = scene.want(&[&Expression::trivial("second"), &Expression::trivial("third")]).await;
     for drv in &drvs {
-        scene.becomes(drv, "building").await;
+        scene.press.becomes(drv, "building").await;
     }
     nix.start_daemon();
-    scene.open("first");
+    scene.gates.open("first");
     scene.hurry().await;
     scene.ends_well().await;
     for drv in &drvs {
-        assert_eq!(scene.outcomes(drv).await, ["succeeded"], "{drv}");
+        assert_eq!(scene.press.outcomes(drv).await, ["succeeded"], "{drv}");
     }
     builder.stop().await;
 }

@@ -90,7 +90,7 @@ async fn a_build_that_only_talks_of_a_full_disk_has_failed() {
     let drv = scene.want(&[&Expression::new("liar", words)]).await.remove(0);
     let builder = scene.builder(&scene.nix(Version::New), "one").await;
     assert_eq!(scene.after_attempts(&drv, 1).await, ["build_error"]);
-    scene.becomes(&drv, "failed").await;
+    scene.press.becomes(&drv, "failed").await;
     builder.stop().await;
 }
 
@@ -153,11 +153,11 @@ async fn a_builder_that_cannot_write_logs_does_not_use_up_the_patience_of_jobs()
     let second = scene.want(&[&Expression::trivial("second")]).await.remove(0);
     let logs = state.path().join("logs");
     std::fs::remove_dir_all(&logs).unwrap();
-    scene.open("first");
+    scene.gates.open("first");
     assert_eq!(scene.after_attempts(&second, 1).await, ["disk_full"]);
     std::fs::create_dir(&logs).unwrap();
     scene.hurry().await;
     scene.ends_well().await;
-    assert_eq!(scene.outcomes(&drv).await, ["succeeded"]);
+    assert_eq!(scene.press.outcomes(&drv).await, ["succeeded"]);
     builder.stop().await;
 }

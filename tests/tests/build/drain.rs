@@ -35,16 +35,16 @@ async fn after_sigterm_builds_end_and_nothing_is_claimed() {
     let (scene, signer) = Scene::new().await;
     let drv = scene.queue_one(&signer, &waiting("running")).await;
     let builder = scene.builder(Version::New, "one", unchanged).await;
-    scene.arrived("running").await;
+    scene.gates.arrived("running").await;
     builder.term();
     asks(&scene, "one").await;
     let later = scene.queue_one(&signer, &waiting("later")).await;
-    scene.let_go("running");
+    scene.gates.open("running");
     builder.ended().await.expect("it ends well");
     assert_eq!(scene.end(&drv).await.state, "succeeded");
-    assert_eq!(scene.attempts(&drv).await, ["succeeded"]);
+    assert_eq!(scene.press.outcomes(&drv).await, ["succeeded"]);
     assert!(scene.sessions("one").await.iter().all(|(_, ended)| *ended));
-    scene.becomes(&later, "ready").await;
+    scene.press.becomes(&later, "ready").await;
     scene.press.check().await;
 }
 
@@ -53,16 +53,16 @@ async fn a_second_sigterm_gives_everything_back_at_once() {
     let (scene, signer) = Scene::new().await;
     let drv = scene.queue_one(&signer, &waiting("running")).await;
     let builder = scene.builder(Version::New, "one", unchanged).await;
-    scene.arrived("running").await;
+    scene.gates.arrived("running").await;
     builder.term();
     builder.term();
     builder.ended().await.expect("it ends well");
     assert!(scene.sessions("one").await.iter().all(|(_, ended)| *ended));
-    assert_eq!(scene.attempts(&drv).await, ["interrupted"]);
-    scene.let_go("running");
+    assert_eq!(scene.press.outcomes(&drv).await, ["interrupted"]);
+    scene.gates.open("running");
     let other = scene.builder(Version::Old, "two", unchanged).await;
     scene.all_is_well().await;
-    assert_eq!(scene.attempts(&drv).await, ["interrupted", "succeeded"]);
+    assert_eq!(scene.press.outcomes(&drv).await, ["interrupted", "succeeded"]);
     other.stop().await;
 }
 
@@ -81,7 +81,7 @@ async fn a_build_that_is_given_back_ends() {
         builder.term();
         builder.ended().await.expect("it ends well");
         eventually("the daemon ends it", async || !runs(&length)).await;
-        assert_eq!(scene.attempts(&drv).await, ["interrupted"]);
+        assert_eq!(scene.press.outcomes(&drv).await, ["interrupted"]);
         drop(nix);
     }
 }
@@ -91,10 +91,10 @@ async fn a_builder_with_little_time_gives_back_what_may_not_end() {
     let (scene, signer) = Scene::new().await;
     let drv = scene.queue_one(&signer, &waiting("running")).await;
     let builder = scene.builder(Version::New, "one", |set| set.with("grace", "20s")).await;
-    scene.arrived("running").await;
+    scene.gates.arrived("running").await;
     builder.term();
     builder.ended().await.expect("it ends well");
-    assert_eq!(scene.attempts(&drv).await, ["interrupted"]);
+    assert_eq!(scene.press.outcomes(&drv).await, ["interrupted"]);
     assert!(scene.sessions("one").await.iter().all(|(_, ended)| *ended));
     scene.press.check().await;
 }
@@ -104,14 +104,14 @@ async fn a_drained_builder_ends_its_builds_and_waits_to_be_resumed() {
     let (scene, signer) = Scene::new().await;
     let running = scene.queue_one(&signer, &waiting("running")).await;
     let builder = scene.builder(Version::New, "one", unchanged).await;
-    scene.arrived("running").await;
+    scene.gates.arrived("running").await;
     drain(&scene, "one", None).await;
     let later = scene.queue_one(&signer, &waiting("later")).await;
-    scene.let_go("later");
-    scene.let_go("running");
+    scene.gates.open("later");
+    scene.gates.open("running");
     assert_eq!(scene.end(&running).await.state, "succeeded");
     asks(&scene, "one").await;
-    scene.becomes(&later, "ready").await;
+    scene.press.becomes(&later, "ready").await;
     let node = scene.node("one").await;
     people::resume(&scene.press.farm.operator, node, "test").await.expect("resume");
     scene.all_is_well().await;
@@ -124,14 +124,14 @@ async fn a_deadline_that_comes_nearer_gives_a_build_back() {
     let (scene, signer) = Scene::new().await;
     let drv = scene.queue_one(&signer, &waiting("running")).await;
     let builder = scene.builder(Version::New, "one", unchanged).await;
-    scene.arrived("running").await;
+    scene.gates.arrived("running").await;
     drain(&scene, "one", seconds(3600)).await;
     asks(&scene, "one").await;
-    scene.becomes(&drv, "building").await;
+    scene.press.becomes(&drv, "building").await;
     drain(&scene, "one", seconds(25)).await;
-    scene.becomes(&drv, "ready").await;
-    assert_eq!(scene.attempts(&drv).await, ["interrupted"]);
-    scene.let_go("running");
+    scene.press.becomes(&drv, "ready").await;
+    assert_eq!(scene.press.outcomes(&drv).await, ["interrupted"]);
+    scene.gates.open("running");
     let other = scene.builder(Version::New, "two", unchanged).await;
     scene.all_is_well().await;
     other.stop().await;
@@ -143,15 +143,15 @@ async fn a_deadline_that_moves_away_lets_a_build_go_on() {
     let (scene, signer) = Scene::new().await;
     let drv = scene.queue_one(&signer, &waiting("running")).await;
     let builder = scene.builder(Version::New, "one", unchanged).await;
-    scene.arrived("running").await;
+    scene.gates.arrived("running").await;
     // A build of which nothing is known is given back two seconds from now.
     drain(&scene, "one", seconds(32)).await;
     drain(&scene, "one", seconds(3600)).await;
     asks(&scene, "one").await;
     tokio::time::sleep(Duration::from_secs(3)).await;
-    scene.let_go("running");
+    scene.gates.open("running");
     scene.all_is_well().await;
-    assert_eq!(scene.attempts(&drv).await, ["succeeded"]);
+    assert_eq!(scene.press.outcomes(&drv).await, ["succeeded"]);
     builder.stop().await;
 }
 
@@ -162,15 +162,15 @@ async fn a_build_that_usually_takes_longer_is_given_back_at_once() {
     scene.press.farm.database.execute(known).await;
     let drvs = scene.queue(&signer, &[waiting("slow"), waiting("unknown")]).await;
     let builder = scene.builder(Version::New, "one", unchanged).await;
-    scene.arrived("slow").await;
-    scene.arrived("unknown").await;
+    scene.gates.arrived("slow").await;
+    scene.gates.arrived("unknown").await;
     drain(&scene, "one", seconds(600)).await;
-    scene.becomes(&drvs[0], "ready").await;
-    scene.becomes(&drvs[1], "building").await;
-    scene.let_go("unknown");
+    scene.press.becomes(&drvs[0], "ready").await;
+    scene.press.becomes(&drvs[1], "building").await;
+    scene.gates.open("unknown");
     assert_eq!(scene.end(&drvs[1]).await.state, "succeeded");
-    assert_eq!(scene.attempts(&drvs[0]).await, ["interrupted"]);
-    assert_eq!(scene.attempts(&drvs[1]).await, ["succeeded"]);
+    assert_eq!(scene.press.outcomes(&drvs[0]).await, ["interrupted"]);
+    assert_eq!(scene.press.outcomes(&drvs[1]).await, ["succeeded"]);
     scene.press.check().await;
     builder.stop().await;
 }
@@ -183,22 +183,22 @@ async fn uploads_are_the_last_to_be_given_back() {
     let signer =
         RunningSigner::start(&scene.press.farm, scene.press.settings_by(&bucket, &database).await).await;
     let builder = scene.builder(Version::New, "one", unchanged).await;
-    scene.arrived("built").await;
-    scene.arrived("building").await;
+    scene.gates.arrived("built").await;
+    scene.gates.arrived("building").await;
     // From here on only the signer whose slots lead through the proxy.
     first.stop().await;
     asks(&scene, "one").await;
     let (release, held) = oneshot::channel();
     bucket.on_matching(1, |name| name.starts_with("PUT /bucket/nar/"), Fault::Hold(held));
-    scene.let_go("built");
-    scene.becomes(&drvs[0], "uploading").await;
+    scene.gates.open("built");
+    scene.press.becomes(&drvs[0], "uploading").await;
     drain(&scene, "one", seconds(25)).await;
-    scene.becomes(&drvs[1], "ready").await;
-    scene.becomes(&drvs[0], "uploading").await;
+    scene.press.becomes(&drvs[1], "ready").await;
+    scene.press.becomes(&drvs[0], "uploading").await;
     release.send(()).expect("it is held");
     assert_eq!(scene.end(&drvs[0]).await.state, "succeeded");
-    assert_eq!(scene.attempts(&drvs[0]).await, ["succeeded"]);
-    assert_eq!(scene.attempts(&drvs[1]).await, ["interrupted"]);
+    assert_eq!(scene.press.outcomes(&drvs[0]).await, ["succeeded"]);
+    assert_eq!(scene.press.outcomes(&drvs[1]).await, ["interrupted"]);
     scene.press.check().await;
     builder.stop().await;
     signer.stop().await;

@@ -9,8 +9,9 @@ use harmonia_tests::eventually;
 use harmonia_tests::nixes::{Expression, Nix, Version};
 use harmonia_tests::press::shared_nix;
 use harmonia_tests::proxy::Fault;
+use harmonia_tests::yard::Gates;
 
-use crate::scene::{Scene, build_here, gated, gated_with, is_nar, local_hash, paths_of};
+use crate::scene::{Scene, build_here, gated, is_nar, local_hash, paths_of};
 
 /// What this store built of it is what the cache has. Its own inputs are published too.
 async fn publish(scene: &Scene, nix: &Nix, expression: &Expression) {
@@ -49,7 +50,7 @@ async fn an_input_that_differs_is_replaced() {
         let drv = scene.want(&[&top_of(&base)]).await.remove(0);
         let builder = scene.builder(&nix, "one").await;
         scene.ends_well().await;
-        assert_eq!(scene.outcomes(&drv).await, ["succeeded"]);
+        assert_eq!(scene.press.outcomes(&drv).await, ["succeeded"]);
         assert_built_on_published(&scene, &nix, &base).await;
         builder.stop().await;
     }
@@ -85,11 +86,11 @@ async fn an_input_that_differs_and_is_held_is_never_built_on() {
     symlink(&path, &root).unwrap();
     let drv = scene.want(&[&top_of(&base)]).await.remove(0);
     let builder = scene.builder(&nix, "one").await;
-    scene.becomes(&drv, "building").await;
+    scene.press.becomes(&drv, "building").await;
     // Other jobs go on meanwhile.
     let other = scene.want(&[&Expression::trivial("other")]).await.remove(0);
-    scene.becomes(&other, "succeeded").await;
-    let outcomes = scene.outcomes(&drv).await;
+    scene.press.becomes(&other, "succeeded").await;
+    let outcomes = scene.press.outcomes(&drv).await;
     assert!(outcomes.len() <= 1, "it is tried again and again: {outcomes:?}");
     assert_eq!(local_hash(&nix, &paths_of(&top_of(&base))[0]), None, "it was built");
     std::fs::remove_file(root).unwrap();
@@ -118,7 +119,7 @@ async fn lost_is_built_again(version: Version, narinfo_too: bool) {
     let nix = scene.nix(version);
     let builder = scene.builder(&nix, "one").await;
     scene.ends_well().await;
-    assert_eq!(scene.outcomes(&drv).await, ["input_missing", "succeeded"]);
+    assert_eq!(scene.press.outcomes(&drv).await, ["input_missing", "succeeded"]);
     assert_built_on_published(&scene, &nix, &base).await;
     builder.stop().await;
 }
@@ -160,7 +161,7 @@ async fn what_a_store_remembers_of_the_cache_does_not_hide_what_was_published_si
         let drv = scene.want(&[&next]).await.remove(0);
         let builder = scene.builder(&nix, "one").await;
         scene.ends_well().await;
-        assert_eq!(scene.outcomes(&drv).await, ["succeeded"]);
+        assert_eq!(scene.press.outcomes(&drv).await, ["succeeded"]);
         assert_eq!(local_hash(&nix, &path).unwrap().0.to_vec(), second);
         builder.stop().await;
     }
@@ -171,16 +172,16 @@ async fn inputs_and_outputs_of_a_running_build_survive_a_collection() {
     for version in Version::ALL {
         let scene = Scene::start().await;
         let base = Expression::new("base", "mkdir $out; echo base >$out/file");
-        let slow = gated_with("slow", "cat $base/file >$out").input("base", &base);
+        let slow = Gates::before("slow", "cat $base/file >$out").input("base", &base);
         let drv = scene.want(&[&slow]).await.remove(0);
         let nix = scene.nix(version);
         let builder = scene.builder(&nix, "one").await;
         scene.reached("slow").await;
         nix.run("nix-store", &["--gc"]);
         assert!(local_hash(&nix, &paths_of(&base)[0]).is_some());
-        scene.open("slow");
+        scene.gates.open("slow");
         scene.ends_well().await;
-        assert_eq!(scene.outcomes(&drv).await, ["succeeded"]);
+        assert_eq!(scene.press.outcomes(&drv).await, ["succeeded"]);
         builder.stop().await;
     }
 }
@@ -195,8 +196,8 @@ async fn what_is_uploaded_survives_a_collection_and_a_new_daemon() {
     let builder = scene.builder(&nix, "one").await;
     scene.reached("late").await;
     scene.bucket.on_matching(1, is_nar, Fault::Delay(Duration::from_secs(5)));
-    scene.open("late");
-    scene.becomes(&drv, "uploading").await;
+    scene.gates.open("late");
+    scene.press.becomes(&drv, "uploading").await;
     nix.run("nix-store", &["--gc"]);
     assert!(local_hash(&nix, &path).is_some());
     nix.kill_daemon();
@@ -207,8 +208,8 @@ async fn what_is_uploaded_survives_a_collection_and_a_new_daemon() {
     .await;
     nix.run("nix-store", &["--gc"]);
     assert!(local_hash(&nix, &path).is_some());
-    assert_eq!(scene.press.farm.state(scene.job(&drv).await).await, "uploading", "it was quicker");
+    assert_eq!(scene.press.farm.state(scene.press.job(&drv).await).await, "uploading", "it was quicker");
     scene.ends_well().await;
-    assert_eq!(scene.outcomes(&drv).await, ["succeeded"]);
+    assert_eq!(scene.press.outcomes(&drv).await, ["succeeded"]);
     builder.stop().await;
 }

@@ -65,8 +65,8 @@ async fn a_builder_killed_while_it_builds_begins_again_at_once_as_the_same_node(
     first.kill();
     let _second = Process::start(&scene, &nix, "one", state.path()).await;
     scene.reached("slow").await;
-    assert_eq!(scene.outcomes(&drv).await, ["interrupted"]);
-    scene.open("slow");
+    assert_eq!(scene.press.outcomes(&drv).await, ["interrupted"]);
+    scene.gates.open("slow");
     scene.ends_well().await;
 }
 
@@ -83,9 +83,9 @@ async fn what_a_killed_builder_built_is_built_by_another_when_its_lease_ends() {
     let nix = scene.nix(Version::New);
     let _second = Process::start(&scene, &nix, "two", other.path()).await;
     scene.reached("slow").await;
-    scene.open("slow");
+    scene.gates.open("slow");
     scene.ends_well().await;
-    assert_eq!(scene.outcomes(&drv).await, ["node_died", "succeeded"]);
+    assert_eq!(scene.press.outcomes(&drv).await, ["node_died", "succeeded"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -95,7 +95,7 @@ async fn a_builder_killed_while_it_uploads_is_followed_by_the_same_node() {
     let (expression, drv) = killed_while_it_uploads(&scene, &nix, state.path()).await;
     let _second = Process::start(&scene, &nix, "one", state.path()).await;
     assert_published_from(&scene, &nix, &expression).await;
-    assert_eq!(scene.outcomes(&drv).await, ["interrupted", "succeeded"]);
+    assert_eq!(scene.press.outcomes(&drv).await, ["interrupted", "succeeded"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -107,7 +107,7 @@ async fn a_builder_killed_while_it_uploads_is_followed_by_another() {
     scene.nodes_died().await;
     let _second = Process::start(&scene, &nix, "two", state.path()).await;
     assert_published_from(&scene, &nix, &expression).await;
-    assert_eq!(scene.outcomes(&drv).await, ["node_died", "succeeded"]);
+    assert_eq!(scene.press.outcomes(&drv).await, ["node_died", "succeeded"]);
 }
 
 /// A builder is killed when one of two outputs is in the bucket and the other is on its way.
@@ -118,12 +118,12 @@ async fn killed_while_it_uploads(scene: &Scene, nix: &Nix, state: &Path) -> (Exp
     scene.reached("pair").await;
     scene.bucket.reset();
     scene.bucket.on_matching(2, is_nar, Fault::Delay(Duration::from_secs(600)));
-    scene.open("pair");
+    scene.gates.open("pair");
     eventually("both outputs are on their way", || async {
         scene.bucket.requests().iter().filter(|request| is_nar(request)).count() == 2
     })
     .await;
-    scene.becomes(&drv, "uploading").await;
+    scene.press.becomes(&drv, "uploading").await;
     builder.kill();
     (expression, drv)
 }

@@ -22,7 +22,7 @@ async fn fails(expression: &Expression, more: impl Fn(Settings) -> Settings, fai
         for words in words {
             assert!(error.contains(words), "{version:?}: {error}");
         }
-        assert_eq!(scene.attempts(&drv).await, [failure]);
+        assert_eq!(scene.press.outcomes(&drv).await, [failure]);
         scene.press.check().await;
         builder.stop().await;
     }

@@ -4,8 +4,9 @@ use harmonia_nix::store_path;
 use harmonia_service::layout;
 use harmonia_tests::eventually;
 use harmonia_tests::nixes::{Expression, Version};
+use harmonia_tests::yard::WAIT;
 
-use crate::stage::{Scene, WAIT, unchanged};
+use crate::stage::{Scene, unchanged};
 
 /// What a log's object holds.
 async fn read(scene: &Scene, key: &str) -> Vec<u8> {
@@ -15,7 +16,7 @@ async fn read(scene: &Scene, key: &str) -> Vec<u8> {
 /// The log that counts, and those of all attempts.
 async fn logs(scene: &Scene, drv: &str) -> (Option<Vec<u8>>, Vec<Vec<u8>>) {
     let path = store_path::parse(drv).expect("a path");
-    let job = scene.job(drv).await;
+    let job = scene.press.job(drv).await;
     let attempts: Vec<i64> = scene
         .press
         .farm
@@ -36,7 +37,7 @@ async fn logs(scene: &Scene, drv: &str) -> (Option<Vec<u8>>, Vec<Vec<u8>>) {
 async fn tail(scene: &Scene, drv: &str) -> Vec<u8> {
     let rows =
         sqlx::query_scalar::<_, Vec<u8>>("SELECT data FROM ci.log_tail WHERE job_id = $1 ORDER BY starts")
-            .bind(scene.job(drv).await)
+            .bind(scene.press.job(drv).await)
             .fetch_all(&scene.press.farm.database.admin())
             .await;
     rows.expect("the tail").concat()
@@ -154,9 +155,9 @@ async fn followers_see_a_running_build() {
     let drv = scene.queue_one(&signer, &Expression::new("followed", &script)).await;
     let builder = scene.builder(Version::New, "one", unchanged).await;
     eventually("the first line is seen", async || tail(&scene, &drv).await == b"one\n").await;
-    scene.let_go("followed");
+    scene.gates.open("followed");
     eventually("the second line is seen", async || tail(&scene, &drv).await == b"one\ntwo\n").await;
-    scene.let_go("end");
+    scene.gates.open("end");
     scene.all_is_well().await;
     builder.stop().await;
 }

@@ -7,10 +7,11 @@ use harmonia_tests::nixes::{Expression, Version};
 use harmonia_tests::pg::{Options, Server};
 use harmonia_tests::press::{Press, RunningSigner};
 use harmonia_tests::proxy::{Fault, Proxy};
+use harmonia_tests::yard::WAIT;
 use harmonia_tests::{press, s3};
 use tokio::sync::oneshot;
 
-use crate::stage::{Scene, WAIT, unchanged, waiting};
+use crate::stage::{Scene, unchanged, waiting};
 
 /// Whether clients may connect.
 async fn let_in(farm: &Farm, open: bool) {
@@ -40,12 +41,12 @@ async fn what_ends_while_postgresql_is_away_is_told_when_it_is_back() {
     let drvs = scene.queue(&signer, &[waiting("ends"), waiting("goes-on"), fails]).await;
     let builder = scene.builder(Version::New, "one", |set| set.with("slots", "3")).await;
     for name in ["ends", "goes-on", "fails"] {
-        scene.arrived(name).await;
+        scene.gates.arrived(name).await;
     }
     let_in(farm, false).await;
     server.stop_immediate().await;
-    scene.let_go("ends");
-    scene.let_go("fails");
+    scene.gates.open("ends");
+    scene.gates.open("fails");
     let file = builder.nix.real(&output_of(&drvs[0]));
     eventually("it is built", async || file.exists()).await;
     server.start_again().await;
@@ -56,10 +57,10 @@ async fn what_ends_while_postgresql_is_away_is_told_when_it_is_back() {
     assert_eq!(janitor::reap(&farm.operator, lead.generation).await.expect("reap"), 0);
     assert_eq!(scene.end(&drvs[0]).await.state, "succeeded");
     assert_eq!(scene.end(&drvs[2]).await.failure.as_deref(), Some("build_error"));
-    scene.let_go("goes-on");
+    scene.gates.open("goes-on");
     assert_eq!(scene.end(&drvs[1]).await.state, "succeeded");
     for (drv, outcome) in drvs.iter().zip(["succeeded", "succeeded", "build_error"]) {
-        assert_eq!(scene.attempts(drv).await, [outcome]);
+        assert_eq!(scene.press.outcomes(drv).await, [outcome]);
     }
     scene.press.check().await;
     builder.stop().await;
@@ -84,14 +85,14 @@ async fn an_upload_waits_for_a_signer() {
     let signer = signer_by(&scene, &bucket, &database).await;
     let drv = scene.queue_one(&signer, &waiting("built")).await;
     let builder = scene.builder(Version::New, "one", unchanged).await;
-    scene.arrived("built").await;
+    scene.gates.arrived("built").await;
     signer.stop().await;
-    scene.let_go("built");
-    scene.becomes(&drv, "uploading").await;
+    scene.gates.open("built");
+    scene.press.becomes(&drv, "uploading").await;
     let _signer = signer_by(&scene, &bucket, &database).await;
     scene.hint().await;
     scene.all_is_well().await;
-    assert_eq!(scene.attempts(&drv).await, ["succeeded"]);
+    assert_eq!(scene.press.outcomes(&drv).await, ["succeeded"]);
     assert_eq!(sent(&bucket, &drv), 1);
     builder.stop().await;
 }
@@ -103,17 +104,17 @@ async fn another_signer_completes_what_the_first_gave_slots_for() {
     let signer = signer_by(&scene, &bucket, &database).await;
     let drv = scene.queue_one(&signer, &waiting("built")).await;
     let builder = scene.builder(Version::New, "one", unchanged).await;
-    scene.arrived("built").await;
+    scene.gates.arrived("built").await;
     let (release, held) = oneshot::channel();
     bucket.on_matching(1, |name| name.starts_with("PUT /bucket/nar/"), Fault::Hold(held));
-    scene.let_go("built");
+    scene.gates.open("built");
     eventually("its NAR is on the way", async || sent(&bucket, &drv) == 1).await;
     signer.stop().await;
     let _signer = signer_by(&scene, &bucket, &database).await;
     scene.hint().await;
     release.send(()).expect("it is held");
     scene.all_is_well().await;
-    assert_eq!(scene.attempts(&drv).await, ["succeeded"]);
+    assert_eq!(scene.press.outcomes(&drv).await, ["succeeded"]);
     assert_eq!(sent(&bucket, &drv), 1);
     builder.stop().await;
 }
@@ -123,15 +124,15 @@ async fn a_builder_whose_session_was_ended_registers_anew() {
     let (scene, signer) = Scene::new().await;
     let drv = scene.queue_one(&signer, &waiting("built")).await;
     let builder = scene.builder(Version::New, "one", unchanged).await;
-    scene.arrived("built").await;
-    scene.forget("built");
+    scene.gates.arrived("built").await;
+    scene.gates.forget("built");
     let session = scene.sessions("one").await[0].0;
     scene.press.farm.value::<i32>("SELECT ci.release_session($1)", session).await;
     scene.hint().await;
-    scene.arrived("built").await;
-    scene.let_go("built");
+    scene.gates.arrived("built").await;
+    scene.gates.open("built");
     scene.all_is_well().await;
-    assert_eq!(scene.attempts(&drv).await, ["interrupted", "succeeded"]);
+    assert_eq!(scene.press.outcomes(&drv).await, ["interrupted", "succeeded"]);
     let sessions = scene.sessions("one").await;
     assert_eq!(sessions.iter().map(|(_, ended)| *ended).collect::<Vec<_>>(), [true, false]);
     builder.stop().await;
@@ -156,19 +157,19 @@ async fn proves_itself(version: Version) {
         |name: &str| Expression::trivial(name).attribute("requiredSystemFeatures", "[ \"big-parallel\" ]");
     let builder = scene.builder_with(version, "one", "system-features =\n", unchanged).await;
     let running = scene.queue_one(&signer, &waiting("running")).await;
-    scene.arrived("running").await;
+    scene.gates.arrived("running").await;
     let drvs = scene.queue(&signer, &["a", "b", "c"].map(demanding)).await;
     for drv in &drvs {
-        scene.becomes(drv, "blocked").await;
-        assert_eq!(scene.attempts(drv).await, ["missing_feature"]);
+        scene.press.becomes(drv, "blocked").await;
+        assert_eq!(scene.press.outcomes(drv).await, ["missing_feature"]);
     }
     let (sessions, sung) = (scene.sessions("one").await, canaries(&builder));
     assert_eq!((sessions.len(), sung), (1, 1));
     scene.hint().await;
     // What it holds ends in the old life.
-    scene.let_go("running");
+    scene.gates.open("running");
     assert_eq!(scene.end(&running).await.state, "succeeded");
-    assert_eq!(scene.attempts(&running).await, ["succeeded"]);
+    assert_eq!(scene.press.outcomes(&running).await, ["succeeded"]);
     eventually("it registers anew", async || scene.sessions("one").await.len() == 2).await;
     assert!(scene.sessions("one").await[0].1);
     assert_eq!(canaries(&builder), 2);

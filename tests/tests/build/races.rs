@@ -19,17 +19,17 @@ async fn overtaken(scene: &Scene, expression: &Expression, held_up: Duration) ->
     for _ in 0..2 {
         scene.bucket.on_matching(1, is_nar, Fault::Delay(held_up));
     }
-    scene.open("pair");
+    scene.gates.open("pair");
     eventually("both outputs are on their way", || async {
         scene.bucket.requests().iter().filter(|request| is_nar(request)).count() == 2
     })
     .await;
-    scene.becomes(&drv, "uploading").await;
+    scene.press.becomes(&drv, "uploading").await;
     let node: i32 = scene.press.farm.value("SELECT id FROM ci.node WHERE name = 'slow' AND $1 = 0", 0).await;
     people::drain(&scene.press.farm.operator, node, "test", None).await.unwrap();
     let quick = scene.builder(&scene.nix(Version::New), "quick").await;
     scene.end_leases().await;
-    scene.becomes(&drv, "succeeded").await;
+    scene.press.becomes(&drv, "succeeded").await;
     Overtaken { drv, node, slow, quick }
 }
 
@@ -50,7 +50,12 @@ async fn outputs_of_two_attempts_are_never_mixed() {
     let (slow_nix, quick_nix) = (slow.nix.clone(), quick.nix.clone());
     slow.stop().await;
     quick.stop().await;
-    assert_eq!(scene.outcomes(&drv).await, ["interrupted", "succeeded"], "{:#?}", scene.history().await);
+    assert_eq!(
+        scene.press.outcomes(&drv).await,
+        ["interrupted", "succeeded"],
+        "{:#?}",
+        scene.history().await
+    );
     let published = scene.press.check().await;
     for path in paths_of(&expression) {
         let hash = published[&path].nar_hash().digest_as_bytes();
@@ -70,7 +75,7 @@ async fn an_input_that_another_slot_still_uploads_differently_is_waited_for() {
     let drv = scene.want(&[&top]).await.remove(0);
     people::resume(&scene.press.farm.operator, node, "test").await.unwrap();
     scene.ends_well().await;
-    let outcomes = scene.outcomes(&drv).await;
+    let outcomes = scene.press.outcomes(&drv).await;
     assert!(outcomes.len() <= 2, "{outcomes:?}");
     let content = |nix: &Nix, path: &str| std::fs::read(nix.real(path)).unwrap();
     let pair = paths_of(&expression).into_iter().find(|path| path.ends_with("-pair")).unwrap();

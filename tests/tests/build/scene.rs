@@ -1,6 +1,5 @@
 //! What tests with faults begin with: a farm whose only nodes are real builders, and builds that wait to be let on.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,8 +11,7 @@ use harmonia_tests::nixes::{Expression, Nix, Version};
 use harmonia_tests::press::{Press, RunningSigner, shared_nix};
 use harmonia_tests::proxy::Proxy;
 use harmonia_tests::s3::{S3, Server};
-use harmonia_tests::yard::{RunningBuilder, substitutes};
-use tempfile::TempDir;
+use harmonia_tests::yard::{Gates, RunningBuilder, substitutes};
 
 /// A farm with a signer, whose uploads go by way of a proxy.
 pub struct Scene {
@@ -22,7 +20,7 @@ pub struct Scene {
     /// Before the bucket, as the signer and the slots it gives see it.
     pub bucket: Proxy,
     _database: Proxy,
-    gates: TempDir,
+    pub gates: Gates,
 }
 
 impl Scene {
@@ -31,8 +29,7 @@ impl Scene {
         let (bucket, database) = (press.before_bucket(), press.before_database());
         let settings = press.settings_by(&bucket, &database).await;
         let signer = RunningSigner::start(&press.farm, settings).await;
-        let gates = tempfile::tempdir().unwrap();
-        Scene { press, signer, bucket, _database: database, gates }
+        Scene { press, signer, bucket, _database: database, gates: Gates::new() }
     }
 
     /// A store whose builds see the gates.
@@ -41,8 +38,7 @@ impl Scene {
     }
 
     pub fn nix_with(&self, version: Version, more: &str) -> Arc<Nix> {
-        let gates = self.gates.path().display();
-        let settings = format!("{}sandbox-paths = /gates={gates}\n{more}", substitutes(&self.press));
+        let settings = format!("{}{}{more}", substitutes(&self.press), self.gates.setting());
         Arc::new(Nix::start_with(version, &settings))
     }
 
@@ -65,44 +61,10 @@ impl Scene {
         drvs
     }
 
-    /// Lets builds go on that wait at this gate, those to come too.
-    pub fn open(&self, gate: &str) {
-        std::fs::write(self.gates.path().join(gate), "").unwrap();
-    }
-
-    /// Waits until a build has come to this gate.
-    pub async fn reached(&self, gate: &str) {
-        let mark = self.mark(gate);
-        eventually("a build reaches its gate", || async { mark.exists() }).await;
-        std::fs::remove_file(mark).unwrap();
-    }
-
-    fn mark(&self, gate: &str) -> PathBuf {
-        self.gates.path().join(format!("{gate}.reached"))
-    }
-
-    pub async fn job(&self, drv: &str) -> i64 {
-        let admin = self.press.farm.database.admin();
-        sqlx::query_scalar("SELECT id FROM ci.job WHERE drv_path = $1")
-            .bind(drv)
-            .fetch_one(&admin)
-            .await
-            .unwrap()
-    }
-
-    /// Waits until a job is `building`, `uploading`, `succeeded` …
-    pub async fn becomes(&self, drv: &str, state: &str) {
-        let job = self.job(drv).await;
-        eventually(&format!("{drv} becomes {state}"), || async { self.press.farm.state(job).await == state })
-            .await;
-    }
-
-    /// How the attempts at a job ended that have ended, the first one first.
-    pub async fn outcomes(&self, drv: &str) -> Vec<String> {
-        let admin = self.press.farm.database.admin();
-        let query = "SELECT a.outcome FROM ci.attempt a JOIN ci.job j ON j.id = a.job_id
-                     WHERE j.drv_path = $1 ORDER BY a.ended_at, a.id";
-        sqlx::query_scalar(query).bind(drv).fetch_all(&admin).await.unwrap()
+    /// Waits until a build has come to its gate, and forgets that it did.
+    pub async fn reached(&self, name: &str) {
+        self.gates.arrived(name).await;
+        self.gates.forget(name);
     }
 
     /// Every attempt that has ended, for who reads what went wrong.
@@ -116,8 +78,8 @@ impl Scene {
 
     /// Waits until so many attempts have ended; how.
     pub async fn after_attempts(&self, drv: &str, count: usize) -> Vec<String> {
-        eventually("attempts end", || async { self.outcomes(drv).await.len() >= count }).await;
-        self.outcomes(drv).await
+        eventually("attempts end", || async { self.press.outcomes(drv).await.len() >= count }).await;
+        self.press.outcomes(drv).await
     }
 
     /// What waits for its next try is tried now.
@@ -164,24 +126,16 @@ impl Scene {
     }
 }
 
-/// A derivation that comes to a gate of its name, says so, and waits until it is open.
+/// A derivation that waits at its gate.
 pub fn gated(name: &str) -> Expression {
-    gated_with(name, "echo \"$name\" >$out")
-}
-
-/// The same that goes on with a script.
-pub fn gated_with(name: &str, script: &str) -> Expression {
-    let wait = format!(
-        "echo waiting; touch /gates/{name}.reached; while [ ! -e /gates/{name} ]; do sleep 0.02; done; {script}"
-    );
-    Expression::new(name, &wait)
+    Gates::before(name, "echo \"$name\" >$out")
 }
 
 /// Two outputs that differ whenever they are built, at a gate.
 pub fn gated_pair(name: &str) -> Expression {
     let script = "mkdir $out $dev; head -c 32 /dev/urandom | od >$out/file; cp $out/file $dev/file; \
                   ln -s $out/file $dev/link";
-    gated_with(name, script).outputs(&["out", "dev"])
+    Gates::before(name, script).outputs(&["out", "dev"])
 }
 
 /// Whether a request puts a NAR into the bucket.

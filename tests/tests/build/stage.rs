@@ -8,16 +8,14 @@ use harmonia_tests::eventually;
 use harmonia_tests::nixes::{Expression, Nix, Version};
 use harmonia_tests::press::{Press, RunningSigner, shared_nix};
 use harmonia_tests::s3::{S3, Server};
-use harmonia_tests::yard::{RunningBuilder, substitutes};
-use tempfile::TempDir;
-use tokio::time::{Instant, timeout};
+use harmonia_tests::yard::{Gates, RunningBuilder, substitutes};
+use tokio::time::timeout;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub struct Scene {
     pub press: Press,
-    /// Seen as `/gate` by all builds.
-    gate: TempDir,
+    pub gates: Gates,
 }
 
 /// How a job ended.
@@ -28,12 +26,9 @@ pub struct End {
     pub error: Option<String>,
 }
 
-/// Says that a build is there, and goes on when it is let.
-pub const WAIT: &str = ": >/gate/$name.here; while ! [ -e /gate/$name.go ]; do sleep 0.05; done";
-
 /// A build that succeeds when it is let.
 pub fn waiting(name: &str) -> Expression {
-    Expression::new(name, &format!("{WAIT}; echo $name >$out"))
+    Gates::before(name, "echo $name >$out")
 }
 
 pub fn unchanged(settings: Settings) -> Settings {
@@ -56,7 +51,7 @@ impl Scene {
     }
 
     pub fn on(press: Press) -> Scene {
-        Scene { press, gate: tempfile::tempdir().expect("a directory") }
+        Scene { press, gates: Gates::new() }
     }
 
     /// A builder with a store of its own.
@@ -77,8 +72,7 @@ impl Scene {
         conf: &str,
         more: impl FnOnce(Settings) -> Settings,
     ) -> RunningBuilder {
-        let gate = self.gate.path().display();
-        let conf = format!("{}extra-sandbox-paths = /gate={gate}\n{conf}", substitutes(&self.press));
+        let conf = format!("{}{}{conf}", substitutes(&self.press), self.gates.setting());
         let nix = Arc::new(Nix::start_with(version, &conf));
         RunningBuilder::start_on(&self.press, nix, name, more).await
     }
@@ -96,30 +90,9 @@ impl Scene {
         self.queue(signer, std::slice::from_ref(expression)).await.remove(0)
     }
 
-    /// A waiting build is there.
-    pub async fn arrived(&self, name: &str) {
-        let file = self.gate.path().join(format!("{name}.here"));
-        eventually(&format!("{name} is being built"), async || file.exists()).await;
-    }
-
-    /// Forgets that a waiting build was there.
-    pub fn forget(&self, name: &str) {
-        std::fs::remove_file(self.gate.path().join(format!("{name}.here"))).expect("it was there");
-    }
-
-    /// Lets a waiting build go on.
-    pub fn let_go(&self, name: &str) {
-        std::fs::write(self.gate.path().join(format!("{name}.go")), "").expect("open the gate");
-    }
-
-    pub async fn job(&self, drv: &str) -> i64 {
-        let query = sqlx::query_scalar("SELECT id FROM ci.job WHERE drv_path = $1").bind(drv);
-        query.fetch_one(&self.press.farm.database.admin()).await.expect("a job")
-    }
-
     /// Waits for a job's end.
     pub async fn end(&self, drv: &str) -> End {
-        let job = self.job(drv).await;
+        let job = self.press.job(drv).await;
         let farm = &self.press.farm;
         eventually("the job ends", async || {
             farm.value::<String>("SELECT state::text FROM ci.job WHERE id = $1", job).await != "open"
@@ -130,28 +103,6 @@ impl Scene {
             failure: farm.value("SELECT failure FROM ci.job WHERE id = $1", job).await,
             error: farm.value("SELECT error FROM ci.job WHERE id = $1", job).await,
         }
-    }
-
-    /// Waits until a job is in this state, as [`harmonia_tests::farm::Farm::state`] calls it.
-    pub async fn becomes(&self, drv: &str, state: &str) {
-        let (job, begun) = (self.job(drv).await, Instant::now());
-        loop {
-            let now = self.press.farm.state(job).await;
-            if now == state {
-                return;
-            }
-            assert!(begun.elapsed() < PATIENCE, "{drv} does not become {state} but stays {now}");
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    }
-
-    /// How its attempts ended, the first one first.
-    pub async fn attempts(&self, drv: &str) -> Vec<String> {
-        let job = self.job(drv).await;
-        self.press
-            .farm
-            .value("SELECT array_agg(outcome ORDER BY id) FROM ci.attempt WHERE job_id = $1", job)
-            .await
     }
 
     /// The node of a builder that is registered, or will be.
