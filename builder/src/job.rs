@@ -39,30 +39,31 @@ pub enum End {
     InputMissing(StorePath),
 }
 
-/// Does what was claimed and says so.
-pub async fn run(builder: Arc<Builder>, life: Arc<Life>, claim: Claim) {
-    let fence = claim.fence;
-    let begun = Instant::now();
-    tracing::info!(job = fence.job, attempt = fence.attempt, drv = claim.drv_path, "claimed");
-    let file = builder.logs().join(format!("{}.{}", fence.job, fence.attempt));
-    let end = match Spool::create(file, builder.config.limits.log) {
-        Ok(mut spool) => {
-            let mut halted = life.held.begin(&claim, spool.tail());
-            tokio::select! {
+/// Does what was claimed and says so. It is held from this call on, not only from when its task begins.
+pub fn run(builder: Arc<Builder>, life: Arc<Life>, claim: Claim) -> impl Future<Output = ()> + Send {
+    let tail = Arc::default();
+    let mut halted = life.held.begin(&claim, Arc::clone(&tail));
+    async move {
+        let fence = claim.fence;
+        let begun = Instant::now();
+        tracing::info!(job = fence.job, attempt = fence.attempt, drv = claim.drv_path, "claimed");
+        let file = builder.logs().join(format!("{}.{}", fence.job, fence.attempt));
+        let end = match Spool::create(file, builder.config.limits.log, tail) {
+            Ok(mut spool) => tokio::select! {
                 biased;
                 halt = halt(&mut halted) => match halt {
                     Halt::Abandoned => End::GivenBack("it was cancelled".to_owned()),
                     Halt::GivenBack(why) => End::GivenBack(why),
                 },
                 end = attempt(&builder, &life, &claim, &mut spool) => end,
-            }
-        }
-        // Given back, it would come again at once, until it had been interrupted too often.
-        Err(error) => End::Failed(Failure::DiskFull, format!("its log cannot be written: {error}")),
-    };
-    report(fence, &end, begun.elapsed());
-    tell(&life.session, fence, end).await;
-    life.held.end(fence);
+            },
+            // Given back, it would come again at once, until it had been interrupted too often.
+            Err(error) => End::Failed(Failure::DiskFull, format!("its log cannot be written: {error}")),
+        };
+        report(fence, &end, begun.elapsed());
+        tell(&life.session, fence, end).await;
+        life.held.end(fence);
+    }
 }
 
 async fn halt(halted: &mut watch::Receiver<Option<Halt>>) -> Halt {

@@ -37,16 +37,10 @@ pub struct Tail {
 }
 
 impl Spool {
-    /// An empty log.
-    pub fn create(path: PathBuf, limit: u64) -> io::Result<Self> {
+    /// An empty log, whose end is followed in `tail`.
+    pub fn create(path: PathBuf, limit: u64, tail: Arc<Mutex<Tail>>) -> io::Result<Self> {
         let file = BufWriter::with_capacity(PIECE, File::create(&path)?);
-        let tail = Arc::default();
         Ok(Self { path, file, limit, written: 0, truncated: false, tail })
-    }
-
-    /// For those who follow.
-    pub fn tail(&self) -> Arc<Mutex<Tail>> {
-        Arc::clone(&self.tail)
     }
 
     /// Adds a line. Beyond the limit nothing is kept but a mark that there was more; the build goes on.
@@ -173,7 +167,7 @@ mod tests {
 
     fn spool(limit: u64) -> (tempfile::TempDir, Spool) {
         let directory = tempfile::tempdir().unwrap();
-        let spool = Spool::create(directory.path().join("log"), limit).unwrap();
+        let spool = Spool::create(directory.path().join("log"), limit, Arc::default()).unwrap();
         (directory, spool)
     }
 
@@ -198,7 +192,7 @@ mod tests {
     fn followers_hear_every_byte_once() {
         let (_directory, mut spool) = spool(1000);
         spool.line(b"one").unwrap();
-        let tail = spool.tail();
+        let tail = Arc::clone(&spool.tail);
         let piece = lock(&tail).piece(FENCE).unwrap();
         spool.line(b"two").unwrap();
         lock(&tail).told(&piece);

@@ -202,7 +202,7 @@ impl Builder {
             // On a full disk the canary dies, and so would all that follows.
             collect::if_low(self).await;
             let Err(error) = canary::sing(&self.store, &self.build_options()).await else { break };
-            self.health.set("store", Err(sentence(&error)));
+            self.not_yet("store", &error);
             tracing::warn!(error = sentence(&error), "the canary died");
             sleep(CANARY).await;
         }
@@ -218,11 +218,18 @@ impl Builder {
             match Session::register(&self.db, &node).await {
                 Ok(session) => return Ok(session),
                 Err(error) if error.is_transient() || matches!(error, Error::NameTaken(_)) => {
-                    self.health.set("registered", Err(sentence(&error)));
+                    self.not_yet("registered", &error);
                     sleep(SOON).await;
                 }
                 Err(error) => return Err(error.into()),
             }
+        }
+    }
+
+    /// Says why it is not ready. Once it was, it stays so: unready pods are the first to be evicted.
+    fn not_yet(&self, condition: &'static str, error: &dyn std::error::Error) {
+        if self.health.reasons().contains_key(condition) {
+            self.health.set(condition, Err(sentence(error)));
         }
     }
 
