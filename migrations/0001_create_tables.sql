@@ -11,6 +11,10 @@
 CREATE FUNCTION ci.clock() RETURNS timestamptz LANGUAGE sql VOLATILE PARALLEL SAFE
   AS $$ SELECT clock_timestamp() $$;
 
+-- A moment as RFC 3339 writes it.
+CREATE FUNCTION ci.moment(p_moment timestamptz) RETURNS text LANGUAGE sql STABLE
+  AS $$ SELECT to_char(p_moment AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') $$;
+
 CREATE TYPE ci.job_state AS ENUM ('open', 'cached', 'succeeded', 'failed', 'dep_failed', 'cancelled');
 CREATE TYPE ci.phase AS ENUM ('building', 'uploading', 'accepted');
 CREATE TYPE ci.evaluation_state AS ENUM ('queued', 'evaluating', 'complete', 'aborted', 'cancelled');
@@ -54,7 +58,12 @@ CREATE TABLE ci.project (
   paused          bool NOT NULL DEFAULT false,
   retention       interval NOT NULL DEFAULT '90 days',
   created_at      timestamptz NOT NULL DEFAULT ci.clock(),
-  deleted_at      timestamptz
+  deleted_at      timestamptz,
+  -- Kept by a custom resource, which may name pools that are not there yet: pools and untrusted_pools follow these.
+  k8s_uid             text CHECK (octet_length(k8s_uid) BETWEEN 1 AND 100),
+  k8s_generation      bigint,
+  k8s_pools           text[] CHECK (cardinality(k8s_pools) <= 100),
+  k8s_untrusted_pools text[] CHECK (cardinality(k8s_untrusted_pools) <= 100)
 );
 
 -- One row per unit of max_concurrent. A claim through a limited project takes a free row with SKIP LOCKED, so the
@@ -76,7 +85,10 @@ CREATE TABLE ci.pool (
   mandatory_features text[] NOT NULL DEFAULT '{}',
   slots              int NOT NULL DEFAULT 1 CHECK (slots BETWEEN 1 AND 1024),         -- the most one session may have
   at_maximum         bool NOT NULL DEFAULT false,                                     -- the operator cannot add nodes
-  deleted_at         timestamptz
+  note               text CHECK (octet_length(note) <= 2000),                         -- what keeps nodes from running that it should have
+  deleted_at         timestamptz,
+  k8s_uid            text CHECK (octet_length(k8s_uid) BETWEEN 1 AND 100),            -- kept by a custom resource
+  k8s_generation     bigint
 );
 
 -- A kind of work: one system and one set of required features. Capability matching is done once per class and node
@@ -136,8 +148,13 @@ CREATE TABLE ci.evaluation (
   commit_id   text CHECK (octet_length(commit_id) <= 200),
   error       text CHECK (octet_length(error) <= 65536),
   pinned      bool NOT NULL DEFAULT false,
+  attrs       text[] NOT NULL DEFAULT '{}' CHECK (octet_length(array_to_string(attrs, ' ')) <= 65536),   -- asked for; none: the source's default
+  attempt     int NOT NULL DEFAULT 0,      -- how often an evaluator began it
+  evaluator   text CHECK (octet_length(evaluator) <= 253),
+  lease_until timestamptz,                 -- NULL: whoever made it writes it
   secret_hash bytea,                       -- of what its evaluator shows to signers
   created_at  timestamptz NOT NULL DEFAULT ci.clock(),
+  started_at  timestamptz,
   ended_at    timestamptz
 );
 CREATE INDEX evaluation_page ON ci.evaluation (project_id, id DESC);

@@ -76,6 +76,23 @@ CREATE FUNCTION ci.match_profiles() RETURNS void LANGUAGE sql AS $$
   WHERE m.id = p.id AND p.classes IS DISTINCT FROM m.classes
 $$;
 
+-- Pools that custom resources name, by their numbers; again whenever a pool is new. One that is not there yet is waited for.
+CREATE FUNCTION ci.match_projects() RETURNS void LANGUAGE sql AS $$
+  UPDATE ci.project p SET pools = m.pools, untrusted_pools = m.untrusted_pools
+  FROM (SELECT q.id, CASE WHEN q.k8s_pools IS NOT NULL THEN ARRAY(SELECT o.id FROM ci.pool o WHERE o.name = ANY (q.k8s_pools) ORDER BY o.id) END AS pools,
+               ARRAY(SELECT o.id FROM ci.pool o WHERE o.name = ANY (q.k8s_untrusted_pools) ORDER BY o.id) AS untrusted_pools
+        FROM ci.project q WHERE q.k8s_uid IS NOT NULL) m
+  WHERE m.id = p.id AND (p.pools, p.untrusted_pools) IS DISTINCT FROM (m.pools, m.untrusted_pools)
+$$;
+
+-- May this pool build what a project has in this tier?
+CREATE FUNCTION ci.is_open(pr ci.project, p_tier smallint, p_pool int) RETURNS bool LANGUAGE sql IMMUTABLE AS $$
+  SELECT pr.deleted_at IS NULL
+     AND NOT pr.paused                                                                      -- fence: rank_paused
+     AND (p_tier <> 0 OR pr.pools IS NULL OR p_pool = ANY (pr.pools))                       -- fence: rank_pools
+     AND (p_tier = 0 OR p_pool = ANY (pr.untrusted_pools))                                  -- fence: rank_untrusted_pools
+$$;
+
 -- Writes every profile's turns: active lanes it may claim from, by manual priority, then used seconds per share of
 -- the classes this node type can run (time on machines that it cannot use does not count here).
 CREATE FUNCTION ci.rank() RETURNS void LANGUAGE plpgsql AS $$
@@ -86,11 +103,7 @@ BEGIN
     FROM ci.profile p
     JOIN ci.lane l ON l.class_id = ANY (p.classes)
     JOIN (SELECT o.project_id, count(*) AS all_active FROM ci.lane o WHERE o.active GROUP BY o.project_id) t ON t.project_id = l.project_id
-    JOIN ci.project pr ON pr.id = l.project_id
-     AND NOT pr.paused                                                                      -- fence: rank_paused
-     AND (l.tier <> 0 OR pr.pools IS NULL OR p.pool_id = ANY (pr.pools))                    -- fence: rank_pools
-     AND (l.tier = 0 OR p.pool_id = ANY (pr.untrusted_pools))                               -- fence: rank_untrusted_pools
-     AND pr.deleted_at IS NULL),
+    JOIN ci.project pr ON pr.id = l.project_id AND ci.is_open(pr, l.tier, p.pool_id)),
   turn AS (
     SELECT profile_id, project_id, sum(ratio) AS rank, min(weight) AS weight, max(top) FILTER (WHERE active) AS top,
            min(most) AS most, array_agg(lane_id ORDER BY lane_id) FILTER (WHERE active) AS lanes,
@@ -204,7 +217,7 @@ BEGIN
       AND q.session_id = p_session                                                          -- fence: heartbeat_session
     FOR UPDATE OF q SKIP LOCKED));                                                          -- lock: heartbeat_skips
   RETURN QUERY SELECT
-    ARRAY(SELECT r.url FROM ci.replica r WHERE r.role IN ('signer', 'up') AND r.last_beat > v_now - interval '30 seconds' ORDER BY r.created_at),
+    ARRAY(SELECT r.url FROM ci.replica r WHERE r.role = 'signer' AND r.last_beat > v_now - interval '30 seconds' ORDER BY r.created_at),
     array_agg(d.reason ORDER BY d.deadline NULLS LAST), array_agg(extract(epoch FROM d.deadline - v_now)::float8 ORDER BY d.deadline NULLS LAST),
     ARRAY(SELECT u.job_id FROM unnest(p_jobs, p_attempts) u (job_id, attempt)
           WHERE NOT EXISTS (SELECT FROM ci.running r WHERE r.job_id = u.job_id AND r.attempt = u.attempt

@@ -5,8 +5,9 @@
 -- Two ingests that overlap never deadlock: jobs are inserted in the order of their paths, and existing job rows are
 -- written only to reopen them, in the order of their ids.
 
-CREATE FUNCTION ci.create_evaluation(p_project text, p_source text, p_branch text DEFAULT NULL,
-    p_commit text DEFAULT NULL, p_tier smallint DEFAULT 0) RETURNS bigint
+-- p_queued: for whichever evaluator claims it; else whoever makes it writes it.
+CREATE FUNCTION ci.create_evaluation(p_project text, p_source text, p_branch text DEFAULT NULL, p_commit text DEFAULT NULL,
+    p_tier smallint DEFAULT 0, p_attrs text[] DEFAULT '{}', p_queued bool DEFAULT false) RETURNS bigint
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE v_project int; v_id bigint;
 BEGIN
@@ -14,8 +15,9 @@ BEGIN
   IF NOT FOUND THEN
     PERFORM ci.refuse('HC007', format('there is no project %s', p_project));
   END IF;
-  INSERT INTO ci.evaluation (project_id, source, branch, commit_id, tier, state)
-  VALUES (v_project, p_source, p_branch, p_commit, p_tier, 'evaluating') RETURNING id INTO v_id;
+  INSERT INTO ci.evaluation (project_id, source, branch, commit_id, tier, attrs, state)
+  VALUES (v_project, p_source, p_branch, p_commit, p_tier, p_attrs, CASE WHEN p_queued THEN 'queued' ELSE 'evaluating' END::ci.evaluation_state)
+  RETURNING id INTO v_id;
   RETURN v_id;
 END $$;
 
@@ -36,6 +38,22 @@ CREATE FUNCTION ci.known(p_drv_paths text[]) RETURNS TABLE (drv_path text, job_i
   LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   SELECT j.drv_path, j.id, j.depth, j.height FROM unnest(p_drv_paths) u JOIN ci.job j ON j.drv_path = u
   WHERE j.state <> 'cached' OR EXISTS (SELECT FROM ci.aterm a WHERE a.job_id = j.id)
+$$;
+
+-- These and all below them, inputs first, if the queue has the texts of all: then nothing of them needs to be read or sent. Not
+-- where a source was lost: whoever evaluates again is to look for it.
+CREATE FUNCTION ci.known_closure(p_drv_paths text[]) RETURNS TABLE (drv_path text, job_id bigint, depth int, height int)
+  LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  WITH RECURSIVE reach (id) AS (
+         SELECT j.id FROM unnest(p_drv_paths) u JOIN ci.job j ON j.drv_path = u
+         UNION SELECT i.input FROM reach r JOIN ci.job_input i ON i.referrer = r.id),
+       below AS MATERIALIZED (
+         SELECT j.drv_path, j.id, j.depth, j.height, j.failure, EXISTS (SELECT FROM ci.aterm a WHERE a.job_id = j.id) AS has_text
+         FROM reach r JOIN ci.job j ON j.id = r.id)
+  SELECT b.drv_path, b.id, b.depth, b.height FROM below b
+  WHERE (SELECT bool_and(x.has_text) FROM below x)                                          -- fence: closure_texts
+    AND NOT EXISTS (SELECT FROM below x WHERE x.failure = 'source_lost')                    -- fence: closure_sources
+  ORDER BY b.depth
 $$;
 
 -- What substituters, or uploaded sources, say a path is. The first word stands.

@@ -249,6 +249,7 @@ BEGIN
   IF v_batch.ids IS NULL THEN RETURN QUERY SELECT 0, NULL::int[], 0, false; RETURN; END IF;
   IF v_batch.profiles THEN
     PERFORM ci.match_profiles();
+    PERFORM ci.match_projects();
     PERFORM ci.see_capable();
     PERFORM ci.rank();
   END IF;

@@ -56,8 +56,12 @@ BEGIN
     state = CASE WHEN p_kind.permanent OR retries >= 3 THEN 'failed' ELSE 'open' END::ci.job_state,
     ended_at = CASE WHEN p_kind.permanent OR retries >= 3 THEN ci.clock() END
   WHERE id = ANY (p_jobs);
+  -- A node that died was waited for already, for as long as its lease.
   INSERT INTO ci.blocked (job_id, run_at)
-  SELECT id, ci.clock() + interval '15 seconds' * 2 ^ retries FROM ci.job WHERE id = ANY (p_jobs) AND state = 'open';
+  SELECT id, CASE WHEN p_kind.kind <> 'node_died' THEN ci.clock() + interval '15 seconds' * 2 ^ retries END
+  FROM ci.job WHERE id = ANY (p_jobs) AND state = 'open';
+  -- An input may have been lost, built again and failed while it ran: then there is nothing to wait for.
+  INSERT INTO ci.event (kind, subject) SELECT 'e', id FROM ci.job WHERE id = ANY (p_jobs) AND state = 'open';     -- event: retry_is_judged
   INSERT INTO ci.event (kind, subject) SELECT 'd', id FROM ci.job WHERE id = ANY (p_jobs) AND state = 'failed';   -- event: failed_tells_dependents
 END $$;
 
@@ -67,7 +71,7 @@ BEGIN
   PERFORM ci.require_session(p_session, p_secret), ci.require_few(p_jobs);
   RETURN QUERY UPDATE ci.running r SET phase = 'uploading', uploaded_at = ci.clock()
     WHERE r.job_id = ANY (p_jobs)
-      AND r.attempt = p_attempts[array_position(p_jobs, r.job_id)]                          -- fence: upload_attempt
+      AND r.attempt = ANY (p_attempts)                                                      -- fence: upload_attempt
       AND r.session_id = p_session                                                          -- fence: upload_session
       AND r.phase = 'building'                                                              -- fence: upload_phase
     RETURNING r.job_id;

@@ -166,10 +166,11 @@ BEGIN
     END LOOP;
   END IF;
 
+  -- By position: one call may name a job twice, by an attempt that is over and by the one that runs.
   UPDATE ci.running r SET phase = 'accepted', uploaded_at = coalesce(r.uploaded_at, ci.clock())
   WHERE r.job_id = ANY (p_jobs) AND r.phase <> 'accepted'
-    AND array_position(p_jobs, r.job_id) = ANY (v_whole)                                    -- fence: accept_whole
-    AND array_position(p_jobs, r.job_id) <> ALL (v_mixed);                                  -- fence: accept_mixed
+    AND r.job_id = ANY (ARRAY(SELECT p_jobs[n] FROM unnest(v_whole) n))                     -- fence: accept_whole
+    AND r.job_id <> ALL (ARRAY(SELECT p_jobs[n] FROM unnest(v_mixed) n));                   -- fence: accept_mixed
   FOR n IN 1 .. cardinality(p_jobs) LOOP
     job_id := p_jobs[n];
     verdict := CASE WHEN n <> ALL (v_live) THEN 'stale' WHEN n <> ALL (v_held) THEN 'busy' WHEN n <> ALL (v_whole) THEN 'incomplete'
@@ -270,8 +271,9 @@ DECLARE v_paths text[];
 BEGIN
   v_paths := ARRAY(SELECT path FROM ci.canonical WHERE path = ANY (p_paths) OR node_id = p_node);
   -- Accepted but not yet published: as if it had not been shown. Its builder shows it again, or its lease ends.
-  UPDATE ci.running r SET phase = 'uploading' WHERE r.phase = 'accepted'
-    AND r.job_id IN (SELECT o.job_id FROM ci.output o WHERE o.path = ANY (v_paths));
+  WITH back AS (UPDATE ci.running r SET phase = 'uploading' WHERE r.phase = 'accepted'
+                  AND r.job_id IN (SELECT o.job_id FROM ci.output o WHERE o.path = ANY (v_paths)) RETURNING r.job_id)
+  INSERT INTO ci.event (kind, subject) SELECT 'u', job_id FROM back;                        -- event: forgotten_is_looked_at
   UPDATE ci.output o SET path = NULL, realised = false FROM ci.running r
   WHERE o.job_id = r.job_id AND o.realised AND r.job_id IN (SELECT p.job_id FROM ci.output p WHERE p.path = ANY (v_paths));
   PERFORM ci.unpublish(v_paths);

@@ -1,20 +1,35 @@
 -- What people and the operator change and ask: projects, pools, rebuild, cancel, why, and the lists of the pages.
 
-CREATE FUNCTION ci.put_project(p_name text, p_shares int DEFAULT 100, p_max_concurrent int DEFAULT NULL, p_pools text[] DEFAULT NULL,
-    p_untrusted_pools text[] DEFAULT '{}', p_paused bool DEFAULT false, p_retention interval DEFAULT '90 days') RETURNS int
-  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE v_id int; v_unknown text;
+-- People, or a custom resource through the operator, keep a project or a pool, never both.
+CREATE FUNCTION ci.refuse_keeper(p_what text, p_kind text, p_name text, p_uid text) RETURNS void LANGUAGE sql AS $$
+  SELECT ci.refuse('HC008', CASE WHEN p_uid IS NULL
+    THEN format('%s %s is kept by the %s %s in namespace %s: change it there', p_what, p_name, p_kind, split_part(p_name, '/', 2), split_part(p_name, '/', 1))
+    ELSE format('there is a %s %s that no %s keeps: remove it first, or choose another name', p_what, p_name, p_kind) END)
+$$;
+
+-- A project as wanted by people (p_uid is NULL) or by a custom resource. Of one resource the later generation stands; another of
+-- its name takes over. NULL: a later word stands, nothing is changed.
+CREATE FUNCTION ci.write_project(p_uid text, p_generation bigint, p_name text, p_shares int, p_max_concurrent int, p_pools text[],
+    p_untrusted_pools text[], p_paused bool, p_retention interval) RETURNS int LANGUAGE plpgsql AS $$
+DECLARE v_id int; v_before ci.project;
 BEGIN
-  SELECT n INTO v_unknown FROM unnest(p_pools || p_untrusted_pools) n WHERE NOT EXISTS (SELECT FROM ci.pool WHERE name = n) LIMIT 1;
-  IF FOUND THEN
-    PERFORM ci.refuse('HC007', format('project %s names pool %s, which does not exist', p_name, v_unknown));
-  END IF;
   PERFORM FROM ci.resolver FOR UPDATE;                                                      -- lock: project_resolver
-  INSERT INTO ci.project AS p (name, shares, max_concurrent, pools, untrusted_pools, paused, retention)
-  VALUES (p_name, p_shares, p_max_concurrent, CASE WHEN p_pools IS NOT NULL THEN ARRAY(SELECT id FROM ci.pool WHERE name = ANY (p_pools)) END,
-          ARRAY(SELECT id FROM ci.pool WHERE name = ANY (p_untrusted_pools)), p_paused, p_retention)
+  SELECT * INTO v_before FROM ci.project WHERE name = p_name;
+  IF v_before.k8s_uid = p_uid THEN
+    IF v_before.deleted_at IS NOT NULL THEN RETURN NULL; END IF;                            -- fence: mirror_removed_project
+    IF v_before.k8s_generation > p_generation THEN RETURN NULL; END IF;                     -- fence: mirror_project_generation
+  ELSIF v_before.id IS NOT NULL AND v_before.deleted_at IS NULL THEN
+    IF (p_uid IS NULL) <> (v_before.k8s_uid IS NULL) THEN                                   -- fence: project_keeper
+      PERFORM ci.refuse_keeper('project', 'Project', p_name, p_uid);
+    END IF;
+  END IF;
+  INSERT INTO ci.project AS p (name, shares, max_concurrent, pools, untrusted_pools, paused, retention, k8s_uid, k8s_generation, k8s_pools, k8s_untrusted_pools)
+  VALUES (p_name, p_shares, p_max_concurrent, CASE WHEN p_pools IS NOT NULL THEN ARRAY(SELECT id FROM ci.pool WHERE name = ANY (p_pools) ORDER BY id) END,
+          ARRAY(SELECT id FROM ci.pool WHERE name = ANY (p_untrusted_pools) ORDER BY id), p_paused, p_retention, p_uid, p_generation,
+          CASE WHEN p_uid IS NOT NULL THEN p_pools END, CASE WHEN p_uid IS NOT NULL THEN p_untrusted_pools END)
   ON CONFLICT (name) DO UPDATE SET shares = EXCLUDED.shares, max_concurrent = EXCLUDED.max_concurrent, pools = EXCLUDED.pools,
-    untrusted_pools = EXCLUDED.untrusted_pools, paused = EXCLUDED.paused, retention = EXCLUDED.retention, deleted_at = NULL
+    untrusted_pools = EXCLUDED.untrusted_pools, paused = EXCLUDED.paused, retention = EXCLUDED.retention, deleted_at = NULL,
+    k8s_uid = EXCLUDED.k8s_uid, k8s_generation = EXCLUDED.k8s_generation, k8s_pools = EXCLUDED.k8s_pools, k8s_untrusted_pools = EXCLUDED.k8s_untrusted_pools
   RETURNING id INTO v_id;
   -- Builds that run already count: they get permits too, beyond the limit, where no claim takes them again. Only this
   -- function makes permits, one caller a project at a time. What a builder keeps locked is not waited for.
@@ -32,12 +47,34 @@ BEGIN
   RETURN v_id;
 END $$;
 
--- Its evaluations are cancelled, its history stays.
-CREATE FUNCTION ci.remove_project(p_name text) RETURNS bool
+CREATE FUNCTION ci.put_project(p_name text, p_shares int DEFAULT 100, p_max_concurrent int DEFAULT NULL, p_pools text[] DEFAULT NULL,
+    p_untrusted_pools text[] DEFAULT '{}', p_paused bool DEFAULT false, p_retention interval DEFAULT '90 days') RETURNS int
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE v_unknown text;
+BEGIN
+  SELECT n INTO v_unknown FROM unnest(p_pools || p_untrusted_pools) n WHERE NOT EXISTS (SELECT FROM ci.pool WHERE name = n) LIMIT 1;
+  IF FOUND THEN
+    PERFORM ci.refuse('HC007', format('project %s names pool %s, which does not exist', p_name, v_unknown));
+  END IF;
+  RETURN ci.write_project(NULL, NULL, p_name, p_shares, p_max_concurrent, p_pools, p_untrusted_pools, p_paused, p_retention);
+END $$;
+
+-- As a Project says. False: a later word stands. A pool may come later: until then nothing of the project is built there.
+CREATE FUNCTION ci.mirror_project(p_leader_generation bigint, p_uid text, p_generation bigint, p_name text, p_shares int, p_max_concurrent int,
+    p_pools text[], p_untrusted_pools text[], p_paused bool, p_retention interval) RETURNS bool
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM ci.require_leader('operator', p_leader_generation);
+  RETURN ci.write_project(p_uid, p_generation, p_name, p_shares, p_max_concurrent, p_pools, p_untrusted_pools, p_paused, p_retention) IS NOT NULL;
+END $$;
+
+-- Its evaluations are cancelled, its history stays.
+CREATE FUNCTION ci.end_project(p_uid text, p_name text) RETURNS bool LANGUAGE plpgsql AS $$
 DECLARE v_id int;
 BEGIN
-  UPDATE ci.project SET deleted_at = ci.clock() WHERE name = p_name AND deleted_at IS NULL RETURNING id INTO v_id;
+  UPDATE ci.project SET deleted_at = ci.clock() WHERE name = p_name AND deleted_at IS NULL
+    AND k8s_uid IS NOT DISTINCT FROM p_uid                                                  -- fence: end_project_keeper
+  RETURNING id INTO v_id;
   IF NOT FOUND THEN RETURN false; END IF;
   PERFORM ci.end_evaluation(id, 'cancelled', 'the project was removed') FROM ci.evaluation
   WHERE project_id = v_id AND state NOT IN ('aborted', 'cancelled');
@@ -45,28 +82,171 @@ BEGIN
   RETURN true;
 END $$;
 
-CREATE FUNCTION ci.put_pool(p_name text, p_login name, p_systems text[], p_features text[] DEFAULT '{benchmark,big-parallel,nixos-test}',
-    p_mandatory text[] DEFAULT '{}', p_slots int DEFAULT 1, p_at_maximum bool DEFAULT false) RETURNS int
+CREATE FUNCTION ci.remove_project(p_name text) RETURNS bool
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF ci.end_project(NULL, p_name) THEN RETURN true; END IF;
+  IF EXISTS (SELECT FROM ci.project WHERE name = p_name AND deleted_at IS NULL) THEN
+    PERFORM ci.refuse_keeper('project', 'Project', p_name, NULL);
+  END IF;
+  RETURN false;
+END $$;
+
+-- The Project is gone. False: another of its name has taken over, or there is none.
+CREATE FUNCTION ci.unmirror_project(p_leader_generation bigint, p_uid text, p_name text) RETURNS bool
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM ci.require_leader('operator', p_leader_generation);
+  RETURN ci.end_project(p_uid, p_name);
+END $$;
+
+-- A pool, likewise.
+CREATE FUNCTION ci.write_pool(p_uid text, p_generation bigint, p_name text, p_login name, p_systems text[], p_features text[], p_mandatory text[],
+    p_slots int, p_at_maximum bool) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE v_id int;
 BEGIN
-  INSERT INTO ci.pool (name, login, systems, features, mandatory_features, slots, at_maximum)
-  VALUES (p_name, p_login, p_systems, p_features, p_mandatory, p_slots, p_at_maximum)
-  ON CONFLICT (name) DO UPDATE SET systems = EXCLUDED.systems, features = EXCLUDED.features,
-    mandatory_features = EXCLUDED.mandatory_features, slots = EXCLUDED.slots, at_maximum = EXCLUDED.at_maximum, deleted_at = NULL
+  INSERT INTO ci.pool AS p (name, login, systems, features, mandatory_features, slots, at_maximum, k8s_uid, k8s_generation)
+  VALUES (p_name, p_login, p_systems, p_features, p_mandatory, p_slots, coalesce(p_at_maximum, false), p_uid, p_generation)
+  ON CONFLICT (name) DO UPDATE SET systems = EXCLUDED.systems, features = EXCLUDED.features, mandatory_features = EXCLUDED.mandatory_features,
+    slots = EXCLUDED.slots, at_maximum = coalesce(p_at_maximum, p.at_maximum), deleted_at = NULL, k8s_uid = EXCLUDED.k8s_uid, k8s_generation = EXCLUDED.k8s_generation
+  WHERE true
+    AND (p.deleted_at IS NOT NULL OR (p.k8s_uid IS NULL) = (p_uid IS NULL))                 -- fence: pool_keeper
+    AND (p.k8s_uid = p_uid AND p.deleted_at IS NOT NULL) IS NOT TRUE                        -- fence: mirror_removed_pool
+    AND (p.k8s_uid = p_uid AND p.k8s_generation > p_generation) IS NOT TRUE                 -- fence: mirror_pool_generation
   RETURNING id INTO v_id;
+  IF NOT FOUND THEN
+    IF EXISTS (SELECT FROM ci.pool p WHERE p.name = p_name AND (p.k8s_uid IS NULL) <> (p_uid IS NULL)) THEN
+      PERFORM ci.refuse_keeper('pool', 'BuilderPool', p_name, p_uid);
+    END IF;
+    RETURN NULL;
+  END IF;
   -- A key, so apart: writing it would wait for every registration that a builder keeps open.
   UPDATE ci.pool SET login = p_login WHERE id = v_id AND login <> p_login;
   INSERT INTO ci.event (kind, subject) VALUES ('p', v_id);                                  -- event: pool_revives_unsupported
   RETURN v_id;
 END $$;
 
+CREATE FUNCTION ci.put_pool(p_name text, p_login name, p_systems text[], p_features text[] DEFAULT '{benchmark,big-parallel,nixos-test}',
+    p_mandatory text[] DEFAULT '{}', p_slots int DEFAULT 1, p_at_maximum bool DEFAULT false) RETURNS int
+  LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  SELECT ci.write_pool(NULL, NULL, p_name, p_login, p_systems, p_features, p_mandatory, p_slots, p_at_maximum)
+$$;
+
+CREATE FUNCTION ci.mirror_pool(p_leader_generation bigint, p_uid text, p_generation bigint, p_name text, p_login name, p_systems text[],
+    p_features text[], p_mandatory text[], p_slots int) RETURNS bool
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM ci.require_leader('operator', p_leader_generation);
+  RETURN ci.write_pool(p_uid, p_generation, p_name, p_login, p_systems, p_features, p_mandatory, p_slots, NULL) IS NOT NULL;
+END $$;
+
+-- Whether a pool can have more nodes, and what keeps those from running that it should have: for who asks why nothing is built.
+CREATE FUNCTION ci.note_pool(p_leader_generation bigint, p_uid text, p_name text, p_at_maximum bool, p_note text) RETURNS bool
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM ci.require_leader('operator', p_leader_generation);
+  UPDATE ci.pool SET at_maximum = p_at_maximum, note = p_note WHERE name = p_name AND deleted_at IS NULL
+    AND k8s_uid = p_uid;                                                                    -- fence: note_pool_keeper
+  RETURN FOUND;
+END $$;
+
+CREATE FUNCTION ci.end_pool(p_uid text, p_name text) RETURNS bool LANGUAGE plpgsql AS $$
+BEGIN
+  UPDATE ci.pool SET deleted_at = ci.clock() WHERE name = p_name AND deleted_at IS NULL
+    AND k8s_uid IS NOT DISTINCT FROM p_uid;                                                 -- fence: end_pool_keeper
+  RETURN FOUND;
+END $$;
+
 CREATE FUNCTION ci.remove_pool(p_name text) RETURNS bool
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  UPDATE ci.pool SET deleted_at = ci.clock() WHERE name = p_name AND deleted_at IS NULL;
-  RETURN FOUND;
+  IF ci.end_pool(NULL, p_name) THEN RETURN true; END IF;
+  IF EXISTS (SELECT FROM ci.pool WHERE name = p_name AND deleted_at IS NULL) THEN
+    PERFORM ci.refuse_keeper('pool', 'BuilderPool', p_name, NULL);
+  END IF;
+  RETURN false;
 END $$;
+
+CREATE FUNCTION ci.unmirror_pool(p_leader_generation bigint, p_uid text, p_name text) RETURNS bool
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM ci.require_leader('operator', p_leader_generation);
+  RETURN ci.end_pool(p_uid, p_name);
+END $$;
+
+-- What the status of every pool shows. queued: ready jobs that its nodes could claim, limits of projects aside. Ready jobs are
+-- counted by the set of lanes that offer them, in one pass over at most 100,000 offers, whatever the number of pools.
+CREATE FUNCTION ci.pool_counts() RETURNS TABLE (name text, uid text, nodes bigint, busy bigint, building bigint, uploading bigint, draining bigint, queued bigint)
+  LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  WITH node AS (
+    SELECT n.pool_id, count(r.job_id) AS held, count(r.job_id) FILTER (WHERE r.phase = 'building') AS building,
+           EXISTS (SELECT FROM ci.drain d WHERE d.node_id = n.id AND d.session_id IN (0, s.id)) AS drains
+    FROM ci.session s JOIN ci.node n ON n.id = s.node_id LEFT JOIN ci.running r ON r.session_id = s.id
+    WHERE s.ended_at IS NULL GROUP BY n.id, s.id),
+  waiting AS (
+    SELECT x.lanes, count(*) AS jobs FROM (
+      SELECT array_agg(o.lane_id ORDER BY o.lane_id) AS lanes FROM (SELECT job_id, lane_id FROM ci.offer LIMIT 100000) o GROUP BY o.job_id) x
+    GROUP BY x.lanes),
+  served AS (
+    SELECT p.id, array_agg(l.id) AS lanes
+    FROM ci.pool p
+    JOIN ci.class c ON ci.fits(ci.with_extra_platforms(p.systems), p.features || p.mandatory_features, p.mandatory_features, c)
+    JOIN ci.lane l ON l.class_id = c.id
+    JOIN ci.project pr ON pr.id = l.project_id AND ci.is_open(pr, l.tier, p.id)
+    WHERE p.deleted_at IS NULL GROUP BY p.id)
+  SELECT p.name, p.k8s_uid, count(n.pool_id), count(*) FILTER (WHERE n.held > 0), coalesce(sum(n.building), 0)::bigint, coalesce(sum(n.held - n.building), 0)::bigint,
+         count(*) FILTER (WHERE n.drains),
+         coalesce((SELECT sum(w.jobs) FROM waiting w, served s WHERE s.id = p.id AND w.lanes && s.lanes), 0)::bigint
+  FROM ci.pool p LEFT JOIN node n ON n.pool_id = p.id WHERE p.deleted_at IS NULL GROUP BY p.id ORDER BY p.name
+$$;
+
+-- Ready jobs by the pools that could take them: for each pool, how many of its features they do not ask for; and how many of
+-- them their projects' limits let run. In one pass over at most 100,000 offers, whatever the number of pools.
+CREATE FUNCTION ci.demand() RETURNS TABLE (pools text[], surplus int[], jobs bigint)
+  LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  WITH crowd AS (
+    SELECT x.lanes, count(*) AS jobs FROM (
+      SELECT array_agg(o.lane_id ORDER BY o.lane_id) AS lanes FROM (SELECT job_id, lane_id FROM ci.offer LIMIT 100000) o GROUP BY o.job_id) x
+    GROUP BY x.lanes),
+  room AS (
+    SELECT p.id, p.max_concurrent - (SELECT count(*) FROM ci.permit m WHERE m.project_id = p.id AND m.job_id IS NOT NULL) AS jobs FROM ci.project p),
+  kind AS (
+    SELECT c.lanes, c.jobs, min(l.class_id) AS class_id, array_agg(l.project_id ORDER BY l.project_id) AS projects,
+           CASE WHEN bool_and(r.jobs IS NOT NULL) THEN sum(r.jobs) END AS room
+    FROM crowd c, unnest(c.lanes) x JOIN ci.lane l ON l.id = x JOIN room r ON r.id = l.project_id GROUP BY c.lanes, c.jobs),
+  -- What is in front of it in the same projects takes its part of the room.
+  bounded AS (
+    SELECT k.lanes, k.class_id, least(k.jobs, CASE WHEN k.room IS NOT NULL THEN greatest(0, k.room - sum(k.jobs) OVER w + k.jobs) END) AS jobs
+    FROM kind k WINDOW w AS (PARTITION BY k.projects ORDER BY k.class_id, k.lanes)),
+  fit AS (
+    SELECT b.lanes, b.jobs, p.name, cardinality(p.features || p.mandatory_features) - cardinality(c.features) AS surplus
+    FROM bounded b JOIN ci.class c ON c.id = b.class_id
+    JOIN ci.pool p ON p.deleted_at IS NULL AND ci.fits(ci.with_extra_platforms(p.systems), p.features || p.mandatory_features, p.mandatory_features, c)
+    WHERE b.jobs > 0 AND EXISTS (SELECT FROM unnest(b.lanes) x JOIN ci.lane l ON l.id = x JOIN ci.project pr ON pr.id = l.project_id AND ci.is_open(pr, l.tier, p.id)))
+  SELECT y.pools, y.surplus, sum(y.jobs)::bigint FROM (
+    SELECT array_agg(f.name ORDER BY f.name) AS pools, array_agg(f.surplus ORDER BY f.name) AS surplus, f.jobs FROM fit f GROUP BY f.lanes, f.jobs) y
+  GROUP BY y.pools, y.surplus ORDER BY y.pools, y.surplus
+$$;
+
+-- What the status of every project that a custom resource keeps shows. used_share: of all builder time that still counts.
+CREATE FUNCTION ci.project_counts() RETURNS TABLE (name text, uid text, queued bigint, running bigint, used_share float8, missing_pools text[],
+    evaluation bigint, commit_id text, status text, created_at text)
+  LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  WITH used AS (SELECT l.project_id, sum(l.used + l.inflight) AS seconds FROM ci.lane l GROUP BY l.project_id),
+  running AS (SELECT l.project_id, count(*) AS builds FROM ci.running r JOIN ci.lane l ON l.id = r.lane_id GROUP BY l.project_id)
+  SELECT p.name, p.k8s_uid, (SELECT count(*) FROM (SELECT FROM ci.offer o WHERE o.project_id = p.id LIMIT 100000) x), coalesce(r.builds, 0),
+    coalesce(u.seconds / nullif((SELECT sum(a.seconds) FROM used a), 0), 0),
+    ARRAY(SELECT DISTINCT n FROM unnest(p.k8s_pools || p.k8s_untrusted_pools) n
+          WHERE NOT EXISTS (SELECT FROM ci.pool o WHERE o.name = n AND o.deleted_at IS NULL) ORDER BY n),
+    e.id, e.commit_id, CASE WHEN e.state <> 'complete' THEN CASE e.state WHEN 'aborted' THEN 'failed' ELSE e.state::text END
+      ELSE (SELECT CASE WHEN bool_or(j.state = 'open') THEN 'building'
+                        WHEN bool_or(a.error IS NOT NULL OR j.state IN ('failed', 'dep_failed', 'cancelled')) THEN 'failed' ELSE 'succeeded' END
+            FROM ci.evaluation_attr a LEFT JOIN ci.job j ON j.id = a.job_id WHERE a.evaluation_id = e.id) END,
+    ci.moment(e.created_at)
+  FROM ci.project p LEFT JOIN used u ON u.project_id = p.id LEFT JOIN running r ON r.project_id = p.id
+  LEFT JOIN LATERAL (SELECT * FROM ci.evaluation e WHERE e.project_id = p.id ORDER BY e.id DESC LIMIT 1) e ON true
+  WHERE p.k8s_uid IS NOT NULL AND p.deleted_at IS NULL ORDER BY p.name
+$$;
 
 -- Once more, first in line. Only the named build gets the priority; what failed because of it follows at its own.
 CREATE FUNCTION ci.rebuild(p_job bigint) RETURNS bool
@@ -85,6 +265,30 @@ BEGIN
   PERFORM ci.reopen(ARRAY[p_job], 100::smallint);
   RETURN true;
 END $$;
+
+-- All that failed of an evaluation, as if each were rebuilt. What depends on it follows. Answers how many.
+CREATE FUNCTION ci.rebuild_failed(p_evaluation bigint) RETURNS bigint
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE v_jobs bigint[];
+BEGIN
+  IF NOT EXISTS (SELECT FROM ci.evaluation WHERE id = p_evaluation) THEN
+    PERFORM ci.refuse('HC007', format('there is no evaluation %s', p_evaluation));
+  ELSIF NOT EXISTS (SELECT FROM ci.evaluation WHERE id = p_evaluation AND state IN ('evaluating', 'complete')) THEN
+    PERFORM ci.refuse('HC008', format('evaluation %s has ended: evaluate again', p_evaluation));
+  END IF;
+  SELECT array_agg(id) INTO v_jobs FROM (SELECT j.id FROM ci.want w JOIN ci.job j ON j.id = w.job_id
+    WHERE w.evaluation_id = p_evaluation AND j.state IN ('failed', 'cancelled') ORDER BY j.id FOR NO KEY UPDATE OF j) x;    -- lock: rebuild_failed
+  IF v_jobs IS NULL THEN RETURN 0; END IF;
+  PERFORM ci.reopen(v_jobs, 100::smallint);
+  RETURN cardinality(v_jobs);
+END $$;
+
+-- How far a job is, in one word.
+CREATE FUNCTION ci.state_of(j ci.job) RETURNS text LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  SELECT CASE WHEN j.state <> 'open' THEN j.state::text ELSE coalesce(
+    (SELECT CASE r.phase WHEN 'accepted' THEN 'publishing' ELSE r.phase::text END FROM ci.running r WHERE r.job_id = j.id),
+    (SELECT 'ready' FROM ci.ready r WHERE r.job_id = j.id), CASE WHEN j.id IS NOT NULL THEN 'blocked' END) END
+$$;
 
 -- A person's no to one build. If it runs, its builder hears of it with the next heartbeat.
 CREATE FUNCTION ci.cancel(p_job bigint) RETURNS bool
@@ -174,6 +378,8 @@ BEGIN
   RETURN QUERY SELECT 'uploads', format('Node %s could take it but has %s uploads waiting.', d.name, count(*))
     FROM ci.session s JOIN ci.profile p ON p.id = s.profile_id JOIN ci.node d ON d.id = s.node_id JOIN ci.running r ON r.session_id = s.id AND r.phase = 'uploading'
     WHERE s.ended_at IS NULL AND j.class_id = ANY (p.classes) GROUP BY d.name, s.slots HAVING count(*) > 2 * s.slots;
+  RETURN QUERY SELECT 'pending', format('Pool %s should have more nodes: %s.', p.name, p.note) FROM ci.pool p
+    WHERE p.deleted_at IS NULL AND p.note IS NOT NULL AND ci.fits(ci.with_extra_platforms(p.systems), p.features || p.mandatory_features, p.mandatory_features, c);
   IF NOT ci.other_node(j.class_id, 0) THEN
     RETURN QUERY SELECT 'no_node', CASE WHEN n.full_up THEN 'Every pool that can run it is at its maximum and has no node that would claim it.'
       ELSE 'No node that can run it claims at the moment; a pool that can exists.' END;

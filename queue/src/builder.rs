@@ -121,7 +121,8 @@ pub enum Failure {
 }
 
 impl Failure {
-    fn as_str(self) -> &'static str {
+    /// As the queue writes it.
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::BuildError => "build_error",
             Self::Timeout => "timeout",

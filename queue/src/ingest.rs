@@ -32,6 +32,8 @@ pub struct Node {
     pub outputs: Vec<(String, Option<String>)>,
     /// Paths of the derivations it needs.
     pub inputs: Vec<String>,
+    /// Paths it needs that no derivation makes. They are not stored: signers take them before the derivation is added.
+    pub sources: Vec<String>,
 }
 
 /// Why a derivation's text is not taken.
@@ -82,6 +84,7 @@ impl Node {
         });
         let outputs = outputs.collect();
         let inputs = derivation.input_derivations().keys().map(|path| path.to_absolute_path()).collect();
+        let sources = derivation.input_sources().iter().map(|path| path.to_absolute_path()).collect();
         let features = required_features(&derivation);
         let system = derivation.system().to_owned();
         Ok(Self {
@@ -92,6 +95,7 @@ impl Node {
             aterm: Some(aterm),
             outputs,
             inputs,
+            sources,
         })
     }
 }
@@ -173,7 +177,12 @@ impl Ingest {
     ) -> Result<Self> {
         let query = sqlx::query("SELECT ci.create_evaluation($1, $2, $3, $4, $5)").bind(project).bind(source);
         let evaluation = db.value(query.bind(branch).bind(commit).bind(i16::from(untrusted))).await?;
-        Ok(Self { db: db.clone(), evaluation, index: HashMap::new(), placed: Vec::new() })
+        Ok(Self::of(db, evaluation))
+    }
+
+    /// Goes on with one that was claimed. What an earlier attempt at it added is known.
+    pub fn of(db: &Db, evaluation: i64) -> Self {
+        Self { db: db.clone(), evaluation, index: HashMap::new(), placed: Vec::new() }
     }
 
     /// A secret that makes signers take this evaluation's sources. The last one counts.
@@ -186,6 +195,27 @@ impl Ingest {
         self.index.get(drv_path).map(|&at| self.placed[at].id)
     }
 
+    /// Wants derivations that the queue knows with all below them. Answers the others, which have to be added.
+    pub async fn want_known(&mut self, drv_paths: Vec<String>) -> Result<Vec<String>> {
+        let query = sqlx::query("SELECT drv_path, job_id, depth, height FROM ci.known_closure($1)");
+        let mut chunk = Chunk::default();
+        for row in self.db.rows(query.bind(&drv_paths)).await? {
+            let drv_path: String = row.try_get(0)?;
+            if self.index.contains_key(&drv_path) {
+                continue;
+            }
+            let (id, depth, height) = (row.try_get(1)?, row.try_get(2)?, row.try_get(3)?);
+            self.index.insert(drv_path, self.placed.len());
+            chunk.known.push(self.placed.len());
+            self.placed.push(Placed { id, depth, height, inputs: Vec::new() });
+            if chunk.is_full() {
+                self.send(std::mem::take(&mut chunk)).await?;
+            }
+        }
+        self.send(chunk).await?;
+        Ok(drv_paths.into_iter().filter(|path| !self.index.contains_key(path)).collect())
+    }
+
     /// Adds derivations. Inputs must be among them or have been added before. What the database knows is not sent again.
     pub async fn add(&mut self, nodes: Vec<Node>) -> Result<()> {
         let order = self.sort(&nodes)?;
@@ -195,7 +225,8 @@ impl Ingest {
         let mut chunk = Chunk::default();
         for at in order {
             let Some(node) = nodes[at].take() else { continue };
-            if self.index.contains_key(&node.drv_path) {
+            if let Some(&at) = self.index.get(&node.drv_path) {
+                self.link(at, &node.inputs);
                 continue;
             }
             let mut inputs = Vec::with_capacity(node.inputs.len());
@@ -215,6 +246,14 @@ impl Ingest {
             }
         }
         self.send(chunk).await
+    }
+
+    /// What was wanted as known came without its inputs; a longer chain above it is longer for them too.
+    fn link(&mut self, at: usize, inputs: &[String]) {
+        if self.placed[at].inputs.is_empty() {
+            let below = inputs.iter().filter_map(|input| self.index.get(input).copied());
+            self.placed[at].inputs = below.filter(|&input| input < at).collect();
+        }
     }
 
     /// The graph is whole. Chains that grew since their derivations were sent are raised.

@@ -50,6 +50,8 @@ pub struct Leader {
     pub url: Option<String>,
     /// How often leadership has changed.
     pub generation: i64,
+    /// Since when, in UTC, as RFC 3339 writes it.
+    pub since: Option<String>,
     /// Whether the lock is held at this moment.
     pub held: bool,
 }
@@ -129,11 +131,14 @@ pub async fn campaign<F>(
 
 /// Who leads now.
 pub async fn current(db: &Db, office: Office) -> Result<Leader> {
-    let row = db.row(sqlx::query("SELECT * FROM ci.leader($1)").bind(office.name())).await?;
+    let row = db
+        .row(sqlx::query("SELECT l.*, ci.moment(l.since) AS moment FROM ci.leader($1) l").bind(office.name()))
+        .await?;
     Ok(Leader {
         replica: row.try_get("replica_id")?,
         url: row.try_get("url")?,
         generation: row.try_get("generation")?,
+        since: row.try_get("moment")?,
         held: row.try_get("held")?,
     })
 }

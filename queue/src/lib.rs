@@ -5,16 +5,21 @@
 //! [`resolver`], [`janitor`], [`leader`] and [`listen`]. No other crate contains SQL.
 
 pub mod builder;
+pub mod builds;
 mod db;
 mod error;
+pub mod evaluations;
 pub mod ingest;
 pub mod janitor;
 pub mod leader;
 pub mod listen;
 pub mod logins;
 pub mod migrate;
+pub mod mirror;
 pub mod nodes;
+pub mod order;
 pub mod people;
+pub mod projects;
 pub mod replica;
 pub mod resolver;
 pub mod signer;

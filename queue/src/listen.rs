@@ -19,6 +19,8 @@ pub enum Channel {
     Stop,
     /// To resolvers: there may be something to resolve.
     Resolve,
+    /// To evaluators and frontends: this evaluation was asked for, began or ended.
+    Evaluation,
 }
 
 impl Channel {
@@ -28,6 +30,7 @@ impl Channel {
             Self::Ended => "ci_ended",
             Self::Stop => "ci_stop",
             Self::Resolve => "ci_resolve",
+            Self::Evaluation => "ci_evaluation",
         }
     }
 }
@@ -52,6 +55,7 @@ pub enum Wake {
 #[derive(Debug)]
 pub struct Listener {
     url: String,
+    beside: Option<Db>,
     channels: Vec<Channel>,
     poll: Duration,
     next_poll: Instant,
@@ -64,9 +68,19 @@ pub struct Listener {
 impl Listener {
     /// Listens on `channels` and polls about every `poll`. `direct_url` should bypass a transaction-mode pooler.
     pub async fn connect(direct_url: &str, channels: &[Channel], poll: Duration) -> Self {
+        Self::open(direct_url, None, channels, poll).await
+    }
+
+    /// The same for one who counts connections: what it says to itself goes by `db`, not by one more.
+    pub async fn beside(db: &Db, direct_url: &str, channels: &[Channel], poll: Duration) -> Self {
+        Self::open(direct_url, Some(db.clone()), channels, poll).await
+    }
+
+    async fn open(url: &str, beside: Option<Db>, channels: &[Channel], poll: Duration) -> Self {
         let now = Instant::now();
         let mut listener = Self {
-            url: direct_url.to_owned(),
+            url: url.to_owned(),
+            beside,
             channels: channels.to_vec(),
             poll,
             next_poll: now + jitter(poll),
@@ -126,7 +140,7 @@ impl Listener {
             inner.eager_reconnect(false);
             let probe = format!("ci_probe_{:016x}", rand::random::<u64>());
             inner.listen(&probe).await?;
-            let db = Db::pooled(&self.url, 1)?;
+            let db = self.beside.clone().map_or_else(|| Db::pooled(&self.url, 1), Ok)?;
             match db.row(sqlx::query("SELECT pg_notify($1, '')").bind(&probe)).await {
                 Err(crate::Error::Database(sqlx::Error::Protocol(_))) => return Ok(None),
                 sent => sent?,

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use sqlx::Row;
+use sqlx::postgres::PgRow;
 
 use crate::{Db, Error, Result};
 
@@ -23,8 +24,8 @@ pub struct Node {
     pub uploading: i64,
     /// Against the fleet, for the same names.
     pub speed: f32,
-    /// Why it drains.
-    pub drains: Vec<String>,
+    /// Why it drains, the earliest deadline first.
+    pub drains: Vec<Drain>,
     /// The Kubernetes node that it runs on.
     pub kube_node: Option<String>,
     /// Its release.
@@ -33,7 +34,23 @@ pub struct Node {
     pub seen: Option<Duration>,
 }
 
+/// A reason to drain.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Drain {
+    /// In words.
+    pub reason: String,
+    /// For how long.
+    pub since: Duration,
+    /// The time that is left, if there is a deadline.
+    pub left: Option<Duration>,
+}
+
 impl Node {
+    /// Why it drains, if that is a reason.
+    pub fn drains_for(&self, reason: &str) -> Option<&Drain> {
+        self.drains.iter().find(|drain| drain.reason == reason)
+    }
+
     /// In one word.
     pub fn state(&self) -> &'static str {
         let idle = self.building + self.uploading == 0;
@@ -52,10 +69,14 @@ pub async fn list(db: &Db) -> Result<Vec<Node>> {
         "SELECT n.id, n.name, p.name, coalesce(s.slots, 0), n.speed, n.kube_node, s.version,
            (SELECT count(*) FROM ci.running r WHERE r.session_id = s.id AND r.phase = 'building'),
            (SELECT count(*) FROM ci.running r WHERE r.session_id = s.id AND r.phase <> 'building'),
-           ARRAY(SELECT d.reason FROM ci.drain d WHERE d.node_id = n.id AND d.session_id IN (0, s.id) ORDER BY d.deadline NULLS LAST, d.reason),
-           extract(epoch FROM ci.clock() - s.last_seen)::float8
+           x.reasons, x.since, x.remaining, extract(epoch FROM ci.clock() - s.last_seen)::float8
          FROM ci.node n JOIN ci.pool p ON p.id = n.pool_id
          LEFT JOIN ci.session s ON s.node_id = n.id AND s.ended_at IS NULL
+         CROSS JOIN LATERAL (
+           SELECT coalesce(array_agg(d.reason ORDER BY d.deadline NULLS LAST, d.reason), '{}') AS reasons,
+             array_agg(extract(epoch FROM ci.clock() - d.since)::float8 ORDER BY d.deadline NULLS LAST, d.reason) AS since,
+             array_agg(extract(epoch FROM d.deadline - ci.clock())::float8 ORDER BY d.deadline NULLS LAST, d.reason) AS remaining
+           FROM ci.drain d WHERE d.node_id = n.id AND d.session_id IN (0, s.id)) x
          WHERE s.id IS NOT NULL OR EXISTS (SELECT FROM ci.drain d WHERE d.node_id = n.id) ORDER BY p.name, n.name",
     );
     let rows = db.rows(query).await?;
@@ -71,13 +92,29 @@ pub async fn list(db: &Db) -> Result<Vec<Node>> {
                 version: row.try_get(6)?,
                 building: row.try_get(7)?,
                 uploading: row.try_get(8)?,
-                drains: row.try_get(9)?,
-                seen: row
-                    .try_get::<Option<f64>, _>(10)?
-                    .map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default()),
+                drains: drains(row)?,
+                seen: row.try_get::<Option<f64>, _>(12)?.map(seconds),
             })
         })
         .collect()
+}
+
+fn drains(row: &PgRow) -> Result<Vec<Drain>> {
+    let reasons: Vec<String> = row.try_get(9)?;
+    let since: Vec<f64> = row.try_get::<Option<_>, _>(10)?.unwrap_or_default();
+    let left: Vec<Option<f64>> = row.try_get::<Option<_>, _>(11)?.unwrap_or_default();
+    let times = since.into_iter().zip(left);
+    let drain = |(reason, (since, left)): (String, (f64, Option<f64>))| Drain {
+        reason,
+        since: seconds(since),
+        left: left.map(seconds),
+    };
+    Ok(reasons.into_iter().zip(times).map(drain).collect())
+}
+
+/// What is over is none.
+fn seconds(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds).unwrap_or_default()
 }
 
 /// The number of the only node of that name.

@@ -220,8 +220,7 @@ pub struct Token {
 /// All tokens, by name.
 pub async fn list_tokens(db: &Db) -> Result<Vec<Token>> {
     let query = sqlx::query(
-        "SELECT name, scope, to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'),
-           to_char(expires_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'), (expires_at <= ci.clock()) IS TRUE
+        "SELECT name, scope, ci.moment(created_at), ci.moment(expires_at), (expires_at <= ci.clock()) IS TRUE
          FROM ci.token ORDER BY name",
     );
     let rows = db.rows(query).await?;

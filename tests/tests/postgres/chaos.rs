@@ -297,13 +297,13 @@ impl World {
             drv_path: drv_path(&node.drv),
             system: node.system.clone(),
             features: node.features.clone(),
-            cached: false,
             aterm: Some(format!("Derive({})", node.drv).into_bytes()),
             outputs: self.outputs[&drv_path(&node.drv)]
                 .iter()
                 .map(|(name, path)| (name.clone(), Some(path.clone())))
                 .collect(),
             inputs: node.inputs.iter().map(|(input, _)| drv_path(&part.nodes[*input].drv)).collect(),
+            ..ingest::Node::default()
         };
         part.nodes.iter().map(node).collect()
     }

@@ -506,3 +506,21 @@ async fn all_that_a_node_built_can_be_forgotten() {
     assert_eq!(farm.state(claim.fence.job).await, "ready");
     assert_eq!(farm.state(jobs[kept]).await, "succeeded");
 }
+
+#[tokio::test]
+async fn a_retry_does_not_wait_for_an_input_that_was_lost_and_failed_meanwhile() {
+    let (farm, _, node) = Farm::small(2).await;
+    let jobs = farm.queue("main", &[("base", &[]), ("top", &["base"])]).await;
+    let base = farm.claim(&node).await;
+    farm.succeed(&node, &base).await;
+    farm.settle().await;
+    let top = farm.claim(&node).await;
+    signer::forget(&farm.signer, &[store_path("base", "base")], None).await.unwrap();
+    farm.settle().await;
+    let base = farm.claim(&node).await;
+    fail(&farm, &node, &base).await;
+    assert!(node.fail(top.fence, Failure::DiskFull, "no space").await.unwrap());
+    farm.settle().await;
+    assert_eq!(farm.state(jobs["top"]).await, "dep_failed");
+    farm.assert_sound().await;
+}

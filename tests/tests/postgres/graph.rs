@@ -4,7 +4,7 @@ use futures::future::join_all;
 use harmonia_queue::builder::Failure;
 use harmonia_queue::ingest::{self, Ingest, KnownPath, Node};
 use harmonia_queue::people::{self, Ending};
-use harmonia_queue::{Error, Result};
+use harmonia_queue::{Error, Result, signer};
 use harmonia_tests::farm::{Farm, derivation, drv_path, name, store_path};
 use sha2::{Digest, Sha256};
 
@@ -307,4 +307,67 @@ async fn an_evaluation_of_an_unknown_project_is_refused() {
     let (farm, ..) = Farm::small(1).await;
     let refused = Ingest::begin(&farm.evaluator, "nobody", "git", None, None, false).await.unwrap_err();
     assert!(matches!(&refused, Error::NotFound(_)), "{refused:?}");
+}
+
+/// Which of these a new evaluation has to add, and what it wants of the rest.
+async fn want_known(farm: &Farm, tops: &[&str]) -> (Vec<String>, i64) {
+    let mut evaluation = farm.begin("other").await;
+    let unknown = evaluation.want_known(tops.iter().map(|top| drv_path(top)).collect()).await.unwrap();
+    let wanted = "SELECT count(*) FROM ci.want WHERE evaluation_id = $1";
+    (unknown, farm.value(wanted, evaluation.evaluation).await)
+}
+
+#[tokio::test]
+async fn a_closure_that_is_known_is_wanted_by_its_top() {
+    let (farm, ..) = Farm::small(1).await;
+    farm.project("other").await;
+    farm.queue("main", &[("base", &[]), ("left", &["base"]), ("top", &["left"]), ("aside", &[])]).await;
+    assert_eq!(want_known(&farm, &["top"]).await, (vec![], 3));
+    farm.settle().await;
+    farm.assert_sound().await;
+}
+
+#[tokio::test]
+async fn what_is_not_known_is_answered() {
+    let (farm, ..) = Farm::small(1).await;
+    farm.project("other").await;
+    farm.queue("main", &[("base", &[])]).await;
+    assert_eq!(want_known(&farm, &["new", "base"]).await, (vec![drv_path("new")], 1));
+}
+
+#[tokio::test]
+async fn a_closure_without_all_its_texts_is_not_known() {
+    let (farm, ..) = Farm::small(1).await;
+    farm.project("other").await;
+    farm.evaluate_nodes("main", vec![cached("base"), derivation("top", &["base"])]).await;
+    assert_eq!(want_known(&farm, &["top"]).await, (vec![drv_path("top")], 0));
+}
+
+#[tokio::test]
+async fn a_closure_that_lost_a_source_is_not_known() {
+    let (farm, _, node) = Farm::small(1).await;
+    farm.project("other").await;
+    let source = store_path("source", "source.tar");
+    let base = Node { aterm: Some(format!("Derive({source})").into_bytes()), ..derivation("base", &[]) };
+    farm.evaluate_nodes("main", vec![base, derivation("top", &["base"])]).await;
+    farm.settle().await;
+    let claim = farm.claim(&node).await;
+    assert!(node.input_missing(claim.fence, &source).await.unwrap());
+    signer::settle_missing(&farm.signer, &source, true).await.unwrap();
+    farm.settle().await;
+    assert_eq!(want_known(&farm, &["top"]).await, (vec![drv_path("top")], 0));
+}
+
+#[tokio::test]
+async fn a_chain_that_grows_above_what_is_known_raises_all_of_it() {
+    let (farm, ..) = Farm::small(1).await;
+    let jobs = farm.queue("main", &[("base", &[]), ("middle", &["base"])]).await;
+    let mut evaluation = farm.begin("main").await;
+    assert!(evaluation.want_known(vec![drv_path("middle")]).await.unwrap().is_empty());
+    let grown = [("base", &[][..]), ("middle", &["base"]), ("above", &["middle"]), ("top", &["above"])];
+    evaluation.add(grown.map(|(name, inputs)| derivation(name, inputs)).to_vec()).await.unwrap();
+    evaluation.complete(&[]).await.unwrap();
+    for (name, height) in [("middle", 2), ("base", 3)] {
+        assert_eq!(farm.value::<i32>("SELECT height FROM ci.job WHERE id = $1", jobs[name]).await, height);
+    }
 }

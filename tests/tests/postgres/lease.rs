@@ -53,6 +53,16 @@ async fn a_build_of_a_dead_node_is_taken_back_as_a_failure() {
 }
 
 #[tokio::test]
+async fn a_build_of_a_dead_node_is_ready_for_another_at_once() {
+    let (farm, pool, _, claim, lead) = led().await;
+    let other = farm.node(&pool, "other").await;
+    farm.advance(121.0).await;
+    other.heartbeat(&[], None).await.unwrap();
+    assert_eq!(reap(&farm, &lead).await, 1);
+    assert_eq!(farm.claim(&other).await.fence.job, claim.fence.job);
+}
+
+#[tokio::test]
 async fn a_claim_whose_answer_was_lost_is_taken_back_as_an_interruption() {
     let (farm, _, node, claim, lead) = led().await;
     farm.advance(100.0).await;
@@ -161,6 +171,7 @@ async fn a_heartbeat_names_the_signers_that_live() {
     };
     replica(1, "signer").beat(&farm.signer).await.unwrap();
     replica(2, "frontend").beat(&farm.frontend).await.unwrap();
+    replica(4, "up").beat(&farm.operator).await.unwrap();
     farm.advance(20.0).await;
     replica(3, "signer").beat(&farm.signer).await.unwrap();
     let signers = node.heartbeat(&[], None).await.unwrap().signers;

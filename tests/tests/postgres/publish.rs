@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use harmonia_queue::builder::{Claim, Failure, Session};
 use harmonia_queue::ingest::{self, KnownPath, Node};
+use harmonia_queue::people::{self, Ending};
 use harmonia_queue::signer::{self, Output, Verdict};
 use harmonia_tests::farm::{Farm, derivation, holder, output, store_path};
 
@@ -113,6 +114,21 @@ async fn a_path_that_a_build_showed_is_not_known_any_more_once_it_is_forgotten()
 }
 
 #[tokio::test]
+async fn what_is_forgotten_before_it_is_published_is_stopped_if_nobody_wants_it() {
+    let (farm, session, claim) = running(derivation("leaf", &[])).await;
+    let path = store_path("leaf", "leaf");
+    accept(&farm, &session, &claim, vec![output("out", &path)]).await;
+    let evaluation: i64 = farm.value("SELECT max(id) FROM ci.evaluation WHERE id > $1", 0_i64).await;
+    people::end_evaluation(&farm.frontend, evaluation, Ending::Cancelled, None).await.unwrap();
+    farm.settle().await;
+    let abandoned = async || session.heartbeat(&[claim.fence], None).await.unwrap().abandon;
+    assert!(abandoned().await.is_empty(), "what is accepted is kept");
+    signer::forget(&farm.signer, &[path], None).await.unwrap();
+    farm.settle().await;
+    assert_eq!(abandoned().await, [claim.fence.job]);
+}
+
+#[tokio::test]
 async fn what_an_evaluator_says_is_not_what_a_build_showed() {
     let (farm, session, claim) = running(derivation("leaf", &[])).await;
     accept(&farm, &session, &claim, vec![output("out", &store_path("leaf", "leaf"))]).await;
@@ -216,4 +232,26 @@ async fn the_first_of_two_attempts_stands() {
     assert_eq!(accept(&farm, &session, &again, vec![differs]).await, Verdict::Adopted);
     assert_eq!(findings(&farm).await, 1);
     assert!(!session.fail(again.fence, Failure::Upload, "late").await.unwrap());
+}
+
+#[tokio::test]
+async fn two_attempts_at_one_job_are_told_apart_in_one_call() {
+    let (farm, session, stale) = running(two_outputs("lib")).await;
+    session.give_back(&[stale.fence], "drained").await.unwrap();
+    farm.settle().await;
+    let claim = farm.claim(&session).await;
+    let results = [&stale, &claim].map(|claim| (holder(&session, claim), made("lib")));
+    let verdicts = signer::accept(&farm.signer, &results).await.unwrap();
+    assert_eq!(verdicts, [Verdict::Stale, Verdict::Accepted]);
+    assert_eq!(signer::finish(&farm.signer, &[claim.fence]).await.unwrap(), [claim.fence.job]);
+}
+
+#[tokio::test]
+async fn an_upload_begins_whatever_else_the_same_call_names() {
+    let (farm, session, stale) = running(two_outputs("lib")).await;
+    session.give_back(&[stale.fence], "drained").await.unwrap();
+    farm.settle().await;
+    let claim = farm.claim(&session).await;
+    session.start_upload(&[stale.fence, claim.fence]).await.unwrap();
+    assert_eq!(farm.state(claim.fence.job).await, "uploading");
 }

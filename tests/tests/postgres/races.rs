@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use harmonia_queue::builder::{self, Failure, Session};
+use harmonia_queue::evaluations::{self, Request};
 use harmonia_queue::ingest::Node;
 use harmonia_queue::people::{self, Ending, Project};
 use harmonia_queue::signer::{self, Verdict};
@@ -459,6 +460,34 @@ async fn what_two_people_rebuild_is_opened_once() {
     let second = after(&farm, held, async move { people::rebuild(&db, job.job).await.unwrap() }).await;
     assert!(!second);
     farm.assert_sound().await;
+}
+
+#[tokio::test]
+async fn all_that_failed_is_opened_once_whoever_else_opens_it() {
+    let (farm, _, node, jobs) = patient(1).await;
+    let job = farm.claim(&node).await.fence;
+    node.fail(job, Failure::BuildError, "exit 1").await.unwrap();
+    farm.settle().await;
+    let held = open_words(&farm, &format!("SELECT ci.rebuild({}); SELECT ci.resolve(1000)", job.job)).await;
+    let (db, evaluation) = (farm.frontend.clone(), jobs.id);
+    let second =
+        after(&farm, held, async move { evaluations::rebuild_failed(&db, evaluation).await.unwrap() }).await;
+    assert_eq!(second, 0);
+    farm.assert_sound().await;
+}
+
+#[tokio::test]
+async fn an_evaluator_passes_over_what_another_is_claiming() {
+    let farm = Farm::new().await;
+    farm.forbid_waiting().await;
+    farm.project("main").await;
+    let request = Request { project: "main", source: "/src", ..Request::default() };
+    let first = evaluations::queue(&farm.frontend, &request).await.unwrap();
+    let second = evaluations::queue(&farm.frontend, &request).await.unwrap();
+    let held = open_words(&farm, "SELECT * FROM ci.claim_evaluation('one')").await;
+    let claimed = evaluations::claim(&farm.evaluator, "two").await.unwrap().unwrap();
+    assert!(first < second && claimed.id == second);
+    commit(held).await;
 }
 
 #[tokio::test]

@@ -249,6 +249,17 @@ async fn no_node_lives_and_no_pool_can_grow() {
 }
 
 #[tokio::test]
+async fn nodes_that_should_be_there_do_not_run() {
+    let (farm, _, node, jobs) = leaf().await;
+    node.deregister().await.unwrap();
+    farm.database
+        .execute("UPDATE ci.pool SET note = 'pod x cannot be scheduled: 0/2 nodes are available'")
+        .await;
+    let sentence = "Pool pool should have more nodes: pod x cannot be scheduled: 0/2 nodes are available.";
+    explain(&farm, jobs["leaf"], "pending", sentence).await;
+}
+
+#[tokio::test]
 async fn it_avoids_the_node_that_failed_it() {
     let (farm, pool, node, claim) = running().await;
     farm.node(&pool, "other").await;

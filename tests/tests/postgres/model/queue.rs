@@ -301,17 +301,18 @@ impl Queue {
             (job.state, job.sticky) = (State::Failed, true);
         } else {
             self.sessions[session].streak += 1;
-            self.retry(drv);
+            self.retry(drv, 15.0);
         }
     }
 
-    fn retry(&mut self, drv: Drv) {
+    /// After a pause of so many seconds, doubled with every retry.
+    fn retry(&mut self, drv: Drv, pause: f64) {
         let (now, node) = (self.now, self.sessions[self.jobs[&drv].session].node);
         let job = self.job(drv);
         job.avoid = Some(node);
         job.retries += 1;
         job.state = if job.retries > RETRIES { State::Failed } else { State::Blocked };
-        job.run_at = now + 15.0 * f64::from(1 << job.retries);
+        job.run_at = now + pause * f64::from(1 << job.retries);
     }
 
     /// The attempt did not end; the job did not fail.
@@ -425,7 +426,7 @@ impl Queue {
             if !session.ended && session.last_seen > self.now - LEASE || self.is_stopped(drv) {
                 self.interrupt(drv);
             } else {
-                self.retry(drv);
+                self.retry(drv, 0.0);
             }
         }
         for session in 0..self.sessions.len() {

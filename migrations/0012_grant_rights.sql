@@ -13,14 +13,15 @@ DECLARE
 BEGIN
   FOR v_grant IN SELECT * FROM (VALUES
     ('harmonia_builder', ARRAY['register', 'heartbeat', 'claim', 'closure', 'give_back', 'log_append', 'start_upload', 'fail', 'input_missing', 'deregister']),
-    ('harmonia_evaluator', ARRAY['create_evaluation', 'evaluation_token', 'known', 'record_paths', 'ingest', 'complete_evaluation', 'end_evaluation']),
+    ('harmonia_evaluator', ARRAY['create_evaluation', 'claim_evaluation', 'keep_evaluation', 'release_evaluations', 'evaluation_token', 'known', 'known_closure', 'record_paths', 'ingest', 'complete_evaluation', 'end_evaluation']),
     ('harmonia_signer', ARRAY['check_claim', 'check_claims', 'recorded', 'texts', 'realised', 'realised_at', 'remember_proofs', 'check_evaluation', 'accept_sources', 'accept', 'unpublished', 'finish',
                               'missing_reports', 'settle_missing', 'published', 'nodes_named', 'to_forget', 'forget']),
-    ('harmonia_frontend', ARRAY['create_evaluation', 'end_evaluation', 'put_project', 'remove_project', 'rebuild', 'cancel', 'drain', 'resume', 'why',
-                                'create_token', 'revoke_token', 'token_scope']),
-    ('harmonia_operator', ARRAY['end_evaluation', 'put_project', 'remove_project', 'put_pool', 'remove_pool', 'drain', 'resume', 'drain_idle', 'why', 'create_token']),
+    ('harmonia_frontend', ARRAY['create_evaluation', 'end_evaluation', 'put_project', 'remove_project', 'rebuild', 'rebuild_failed', 'cancel', 'drain', 'resume', 'why',
+                                'create_token', 'revoke_token', 'token_scope', 'state_of']),
+    ('harmonia_operator', ARRAY['end_evaluation', 'put_project', 'remove_project', 'put_pool', 'remove_pool', 'mirror_project', 'unmirror_project', 'mirror_pool', 'unmirror_pool', 'note_pool',
+                                'pool_counts', 'demand', 'project_counts', 'drain', 'resume', 'drain_idle', 'why', 'create_token', 'revoke_token', 'token_scope']),
     (v_all, ARRAY['resolve', 'beat', 'leave', 'healthy_replicas', 'lock_key', 'lead', 'leader', 'reap', 'fail_unsupported', 'decay', 'prune', 'retain',
-                  'end_long_transactions', 'audit', 'clock'])) x (role, names) LOOP
+                  'end_long_transactions', 'audit', 'clock', 'moment'])) x (role, names) LOOP
     EXECUTE (SELECT string_agg(format('GRANT EXECUTE ON FUNCTION %s TO %s', p.oid::regprocedure, v_grant.role), '; ')
              FROM pg_proc p WHERE p.pronamespace = 'ci'::regnamespace AND p.proname = ANY (v_grant.names));
   END LOOP;
