@@ -1,4 +1,5 @@
-//! Ed25519 keys in Nix's own format: `name:base64`, 64 bytes for a secret key and 32 for a public one.
+//! Ed25519 keys in Nix's own format: `name:base64`, 64 bytes for a secret key and 32 for a public one. A secret key may also be
+//! its seed alone, 32 bytes: what makes it need not know how to derive the public half.
 
 use std::fmt;
 use std::fs::File;
@@ -36,17 +37,8 @@ pub enum KeyError {
         /// The key's name.
         name: String,
     },
-    /// The seed alone, or the public key.
-    #[error(
-        "the key {name:?} holds 32 bytes: that is a public key or only the seed of a secret one; \
-         `harmonia-ci key generate` or `nix-store --generate-binary-cache-key` make the 64 bytes that are needed"
-    )]
-    Seed {
-        /// The key's name.
-        name: String,
-    },
-    /// Any other number of bytes.
-    #[error("the key {name:?} holds {got} bytes instead of 64")]
+    /// Neither a seed nor a pair.
+    #[error("the key {name:?} holds {got} bytes instead of 64, or 32 if it is only a seed")]
     Length {
         /// The key's name.
         name: String,
@@ -106,10 +98,11 @@ impl SecretKey {
             Ok(bytes) => Zeroizing::new(bytes),
             Err(_) => return Err(KeyError::NotBase64 { name }),
         };
-        let pair: &[u8; 64] = match bytes.as_slice().try_into() {
-            Ok(pair) => pair,
-            Err(_) if bytes.len() == 32 => return Err(KeyError::Seed { name }),
-            Err(_) => return Err(KeyError::Length { name, got: bytes.len() }),
+        if let Ok(seed) = <&[u8; 32]>::try_from(bytes.as_slice()) {
+            return Ok(Self { name, key: SigningKey::from_bytes(seed) });
+        }
+        let Ok(pair) = <&[u8; 64]>::try_from(bytes.as_slice()) else {
+            return Err(KeyError::Length { name, got: bytes.len() });
         };
         match SigningKey::from_keypair_bytes(pair) {
             Ok(key) => Ok(Self { name, key }),
@@ -158,9 +151,10 @@ fn checked_name(name: &str) -> Result<String, KeyError> {
     if fits { Ok(name.to_owned()) } else { Err(KeyError::Name) }
 }
 
-/// The signing keys of some files, one in each, the newest of what they held.
+/// The signing keys of some files, one in each, the newest of what they held. A directory stands for the files in it.
 #[derive(Debug)]
 pub struct Keys {
+    places: Vec<PathBuf>,
     files: Vec<PathBuf>,
     stamps: Vec<Stamp>,
     keys: Arc<[SecretKey]>,
@@ -168,10 +162,11 @@ pub struct Keys {
 
 impl Keys {
     /// Reads them all.
-    pub fn load(files: impl IntoIterator<Item = PathBuf>) -> Result<Self, KeyError> {
-        let files: Vec<PathBuf> = files.into_iter().collect();
+    pub fn load(places: impl IntoIterator<Item = PathBuf>) -> Result<Self, KeyError> {
+        let places: Vec<PathBuf> = places.into_iter().collect();
+        let files = files_of(&places)?;
         let (stamps, keys) = read_all(&files)?;
-        Ok(Self { files, stamps, keys })
+        Ok(Self { places, files, stamps, keys })
     }
 
     /// What to sign with now.
@@ -182,15 +177,17 @@ impl Keys {
     /// Reads all files again if one of them is another than before, and says whether that was so. The keys stay as
     /// they were if a file is bad; the next call tries again.
     pub fn reload_if_changed(&mut self) -> Result<bool, KeyError> {
-        let unchanged = self
-            .files
-            .iter()
-            .zip(&self.stamps)
-            .all(|(file, stamp)| std::fs::metadata(file).is_ok_and(|now| Stamp::of(&now) == *stamp));
+        let files = files_of(&self.places)?;
+        let unchanged = files == self.files
+            && files
+                .iter()
+                .zip(&self.stamps)
+                .all(|(file, stamp)| std::fs::metadata(file).is_ok_and(|now| Stamp::of(&now) == *stamp));
         if unchanged {
             return Ok(false);
         }
-        (self.stamps, self.keys) = read_all(&self.files)?;
+        (self.stamps, self.keys) = read_all(&files)?;
+        self.files = files;
         Ok(true)
     }
 }
@@ -214,6 +211,25 @@ impl Stamp {
             modified: (metadata.mtime(), metadata.mtime_nsec()),
         }
     }
+}
+
+/// Of a directory, those that are not hidden, by name: what is mounted from a Secret has hidden links beside its values.
+fn files_of(places: &[PathBuf]) -> Result<Vec<PathBuf>, KeyError> {
+    let mut files = Vec::new();
+    for place in places {
+        if !place.is_dir() {
+            files.push(place.clone());
+            continue;
+        }
+        let unreadable = |source| KeyError::Read { path: place.clone(), source };
+        let entries = std::fs::read_dir(place).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+        let visible = |entry: &std::fs::DirEntry| !entry.file_name().as_encoded_bytes().starts_with(b".");
+        let entries = entries.map_err(unreadable)?.into_iter().filter(visible);
+        let mut found: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+        found.sort();
+        files.extend(found);
+    }
+    Ok(files)
 }
 
 fn read_all(files: &[PathBuf]) -> Result<(Vec<Stamp>, Arc<[SecretKey]>), KeyError> {
@@ -289,9 +305,17 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_alone_is_named_as_such() {
-        let seed = format!("farm-1:{}", STANDARD.encode([7; 32]));
-        assert!(matches!(SecretKey::parse(&seed), Err(KeyError::Seed { .. })));
+    fn a_seed_alone_is_the_key_that_it_makes() {
+        let (name, pair) = SECRET.split_once(':').unwrap();
+        let seed = STANDARD.encode(&STANDARD.decode(pair).unwrap()[..32]);
+        let key = SecretKey::parse(&format!("{name}:{seed}")).unwrap();
+        assert_eq!((key.public_text().as_str(), key.to_text().as_str()), (PUBLIC, SECRET));
+    }
+
+    #[test]
+    fn a_key_that_was_cut_off_is_refused() {
+        let cut = format!("farm-1:{}", STANDARD.encode([7; 48]));
+        assert!(matches!(SecretKey::parse(&cut), Err(KeyError::Length { got: 48, .. })));
     }
 
     #[test]
@@ -375,6 +399,20 @@ mod tests {
         std::fs::rename(&turn, &link).unwrap();
         assert!(keys.reload_if_changed().unwrap());
         assert_eq!(publics(&keys), [fresh]);
+    }
+
+    #[test]
+    fn a_directory_stands_for_the_files_in_it_that_are_not_hidden() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str| dir.path().join(name);
+        let b = write_key(&file("b"), "b-1");
+        std::fs::write(file("..data"), "no key").unwrap();
+        let mut keys = Keys::load([dir.path().to_owned()]).unwrap();
+        assert_eq!(publics(&keys), [b.as_str()]);
+        let a = write_key(&file("a"), "a-1");
+        assert!(keys.reload_if_changed().unwrap());
+        assert_eq!(publics(&keys), [a, b]);
+        assert!(!keys.reload_if_changed().unwrap());
     }
 
     #[test]

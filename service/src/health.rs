@@ -9,7 +9,8 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use prometheus_client::encoding::text::encode;
-use prometheus_client::registry::Registry;
+
+use crate::metrics::Metrics;
 
 /// How a process is: shared by whatever knows something about it.
 #[derive(Clone)]
@@ -18,12 +19,12 @@ pub struct Health(Arc<Inner>);
 struct Inner {
     /// Why it is not ready, by what stands in the way.
     reasons: Mutex<BTreeMap<&'static str, String>>,
-    metrics: Registry,
+    metrics: Metrics,
 }
 
 impl Health {
     /// A process that is not ready until each of `conditions` was met once.
-    pub fn new(metrics: Registry, conditions: &[&'static str]) -> Self {
+    pub fn new(metrics: Metrics, conditions: &[&'static str]) -> Self {
         let waiting = conditions.iter().map(|name| (*name, "not known yet".to_owned())).collect();
         Self(Arc::new(Inner { reasons: Mutex::new(waiting), metrics }))
     }
@@ -69,7 +70,7 @@ async fn ready(State(health): State<Health>) -> Response {
 
 async fn metrics(State(health): State<Health>) -> Response {
     let mut text = String::new();
-    match encode(&mut text, &health.0.metrics) {
+    match encode(&mut text, health.0.metrics.registry()) {
         Ok(()) => {
             let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
             ([(header::CONTENT_TYPE, kind)], text).into_response()

@@ -50,3 +50,8 @@ pub fn log(drv: &StorePath) -> String {
 pub fn log_of_attempt(drv: &StorePath, attempt: i64) -> String {
     format!("log-attempts/{}.{attempt}", drv.to_basename())
 }
+
+/// Whether a builder stored it, packed and without a word about that: a presigned request says no more than it must.
+pub fn is_of_attempt(key: &str) -> bool {
+    key.starts_with("log-attempts/") || key.starts_with("listings/")
+}

@@ -1,9 +1,12 @@
 //! What the roles of harmonia-ci share.
 
+pub mod api;
 pub mod bucket;
 pub mod database;
 pub mod health;
 pub mod layout;
+pub mod metrics;
+pub mod nearest;
 pub mod problem;
 pub mod protocol;
 pub mod quantity;
@@ -11,3 +14,4 @@ pub mod secret;
 pub mod sentence;
 pub mod serve;
 pub mod settings;
+pub mod supervised;

@@ -4,14 +4,20 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::sentence::sentence;
 
 /// What went wrong, for a program and for a person.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct Problem {
     #[serde(skip)]
     code: StatusCode,
+    /// The status of the answer
     status: u16,
+    /// What that status is called
     title: &'static str,
+    /// What is wrong, and what to do about it
     detail: String,
 }
 
@@ -42,9 +48,38 @@ impl Problem {
         Self::new(StatusCode::NOT_FOUND, detail)
     }
 
+    /// It does not fit what is there.
+    pub fn conflict(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::CONFLICT, detail)
+    }
+
     /// Something behind this process is away.
     pub fn unavailable(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, detail)
+    }
+}
+
+/// What the queue refuses has a sentence for the person who asked. What went wrong inside is logged, and told as that.
+impl From<harmonia_queue::Error> for Problem {
+    fn from(error: harmonia_queue::Error) -> Self {
+        use harmonia_queue::Error::{Graph, Invalid, NameTaken, NotFound, Unreachable, WrongState};
+        match error {
+            NotFound(words) => Self::not_found(words),
+            WrongState(words) | NameTaken(words) => Self::conflict(words),
+            Invalid(words) => Self::bad_request(words),
+            Graph(words) => Self::new(StatusCode::UNPROCESSABLE_ENTITY, words),
+            error if matches!(error, Unreachable(_)) || error.is_transient() => {
+                tracing::warn!(error = sentence(&error), "the database did not answer");
+                Self::unavailable("the database does not answer: try again in a moment")
+            }
+            error => {
+                tracing::error!(error = sentence(&error), "the database refused what it should not");
+                Self::new(
+                    StatusCode::INTERNAL_SERVER_ERROR,
+                    "the database refused a call; the log of the frontend says why",
+                )
+            }
+        }
     }
 }
 

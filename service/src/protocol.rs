@@ -165,6 +165,11 @@ pub enum Wish {
         /// The compressed NAR.
         file: Bytes,
     },
+    /// Whether a source has to be sent at all, for evaluators: asked before it is packed.
+    Published {
+        /// The source's path.
+        path: String,
+    },
 }
 
 /// A store path that no derivation makes.
@@ -202,6 +207,8 @@ pub enum Slot {
     },
     /// It is there already.
     Present,
+    /// Nothing is published under this path.
+    Absent,
     /// Never, and why.
     Refused {
         /// A sentence.

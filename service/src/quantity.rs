@@ -1,5 +1,6 @@
 //! Times and sizes as people write them: `30m`, `4h`, `64MB`, `20GiB`.
 
+use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -25,6 +26,18 @@ impl FromStr for Span {
         let units = [("s", 1), ("m", 60), ("h", 3600), ("d", 86_400), ("w", 604_800), ("", 1)];
         let error = QuantityError("a number with s, m, h, d or w behind it, such as 30m");
         number(text, &units).map(|seconds| Self(Duration::from_secs(seconds))).ok_or(error)
+    }
+}
+
+/// In the largest unit of which it is a whole number, weeks apart: nobody thinks of 91 days as 13 of them.
+impl fmt::Display for Span {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = self.0.as_secs();
+        let units = [("d", 86_400), ("h", 3600), ("m", 60)];
+        match units.into_iter().find(|(_, unit)| seconds > 0 && seconds.is_multiple_of(*unit)) {
+            Some((name, unit)) => write!(to, "{}{name}", seconds / unit),
+            None => write!(to, "{seconds}s"),
+        }
     }
 }
 
@@ -69,6 +82,15 @@ mod tests {
         }
         for text in ["", "h", "4 hours", "-1s", "99999999999999999999", "18446744073709551615d"] {
             assert!(text.parse::<Span>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn times_are_written_as_they_are_read() {
+        for (seconds, text) in [(0, "0s"), (61, "61s"), (1800, "30m"), (7200, "2h"), (7_776_000, "90d")] {
+            let span = Span(Duration::from_secs(seconds));
+            assert_eq!(span.to_string(), text);
+            assert_eq!(text.parse(), Ok(span));
         }
     }
 

@@ -1,4 +1,4 @@
-//! Serving until SIGTERM.
+//! Serving until SIGTERM, or until the supervisor is gone.
 
 use std::future::Future;
 use std::io;
@@ -10,29 +10,37 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::settings::{Settings, SettingsError};
+use crate::supervised::orphaned;
 
-/// Ends with SIGTERM or Ctrl-C.
+/// Ends with SIGTERM or Ctrl-C, or with the supervisor.
 pub async fn stopped() -> io::Result<()> {
     let mut term = signal(SignalKind::terminate())?;
     tokio::select! {
         _ = term.recv() => Ok(()),
         interrupted = tokio::signal::ctrl_c() => interrupted,
+        () = orphaned() => Ok(()),
     }
 }
 
-/// How often SIGTERM or Ctrl-C came, for those to whom the second one means more than the first.
+/// How often SIGTERM or Ctrl-C came, for those to whom the second one means more than the first. Without a supervisor there is
+/// nothing to wait for: that counts for two.
 pub fn stops() -> io::Result<watch::Receiver<u32>> {
     let mut term = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let (count, counted) = watch::channel(0);
     tokio::spawn(async move {
+        let mut supervised = true;
         loop {
-            tokio::select! {
-                _ = term.recv() => {}
-                _ = interrupt.recv() => {}
+            let times = tokio::select! {
+                _ = term.recv() => 1,
+                _ = interrupt.recv() => 1,
+                () = orphaned(), if supervised => {
+                    supervised = false;
+                    2
+                }
                 () = count.closed() => return,
-            }
-            count.send_modify(|count| *count += 1);
+            };
+            count.send_modify(|count| *count += times);
         }
     });
     Ok(counted)

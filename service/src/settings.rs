@@ -7,12 +7,14 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
+use crate::nearest;
 use crate::secret::Secret;
 
 /// Every setting: its name, whether it is a secret, and what it is for.
 pub const KNOWN: &[(&str, bool, &str)] = &[
     ("database_url", true, "the database, as postgres://user:password@host:port/name"),
     ("database_direct_url", true, "the same past a pooler, for LISTEN and locks"),
+    ("database_admin_url", true, "the same as somebody who may migrate and make logins, for the operator"),
     ("database_connections", false, "connections to the database, at most"),
     ("listen", false, "the address and port to serve on"),
     ("url", false, "where other processes reach this one"),
@@ -23,18 +25,26 @@ pub const KNOWN: &[(&str, bool, &str)] = &[
     ("s3_virtual_host", false, "true: the bucket is part of the host name"),
     ("s3_access_key_id", false, "a static key; without it, whatever the environment offers"),
     ("s3_secret_access_key", true, "its secret"),
-    ("signing_key_files", false, "the keys to sign with, separated by commas"),
+    (
+        "signing_key_files",
+        false,
+        "the keys to sign with, separated by commas: files, or directories of files",
+    ),
     ("cache_priority", false, "the cache's priority for Nix: the lower, the sooner it is asked"),
     (
         "public_keys",
         false,
         "the keys that sign the cache, separated by spaces, where they cannot be asked for",
     ),
-    ("anonymous_read", false, "true: the cache answers without a token"),
+    ("anonymous_read", false, "true: the cache, and the API to whoever only looks, answer without a token"),
     ("log_limit", false, "bytes of a compressed log, at most"),
-    ("node", false, "the builder's name, unique in its pool; else the machine's"),
+    ("node", false, "the builder's or evaluator's name, unique in its pool; else the machine's"),
     ("kube_node", false, "the Kubernetes node that the builder runs on"),
-    ("state_dir", false, "where a builder keeps its secret and the logs of what it builds"),
+    (
+        "state_dir",
+        false,
+        "where a builder keeps its secret and the logs of what it builds, and an evaluator what it evaluates",
+    ),
     ("slots", false, "builds at once, within what the pool allows"),
     ("systems", false, "the systems to build for, separated by commas; else all of the pool's"),
     ("features", false, "the features to offer, separated by commas; else all of the pool's"),
@@ -49,6 +59,24 @@ pub const KNOWN: &[(&str, bool, &str)] = &[
     ("max_free", false, "and until so much is"),
     ("upload_backlog", false, "bytes built but not uploaded at which a builder claims no more"),
     ("grace", false, "how long a builder may go on after SIGTERM, such as 1h"),
+    ("margin", false, "how long before the end of that, or of a drain, builds are given back, such as 30s"),
+    ("nix_bin", false, "the directory of nix and nix-instantiate; else they are looked for in PATH"),
+    (
+        "local_sources",
+        false,
+        "true: directories and repositories of the evaluator's own machine are evaluated",
+    ),
+    ("eval_workers", false, "evaluations at once"),
+    ("eval_timeout", false, "how long an evaluation may take, such as 30m"),
+    ("eval_memory", false, "memory that an evaluation may take, such as 4GiB"),
+    ("eval_max_attrs", false, "attributes of an evaluation, at most"),
+    ("installation", false, "the file in which the chart tells the operator what to install"),
+    ("namespace", false, "the operator's own namespace"),
+    (
+        "watch_namespaces",
+        false,
+        "namespaces in which the operator looks for pools and projects, separated by commas; else all",
+    ),
 ];
 
 /// Why settings are not usable.
@@ -237,20 +265,7 @@ fn word(value: &toml::Value) -> Option<String> {
 
 /// The known name with the fewest letters to change.
 fn nearest(key: &str) -> &'static str {
-    KNOWN.iter().map(|(name, ..)| *name).min_by_key(|name| distance(key, name)).unwrap_or_default()
-}
-
-/// Insertions, deletions and replacements from one word to the other.
-fn distance(a: &str, b: &str) -> usize {
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, left) in a.bytes().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
-        for (j, right) in b.bytes().enumerate() {
-            let cost = (diagonal + usize::from(left != right)).min(row[j] + 1).min(row[j + 1] + 1);
-            diagonal = std::mem::replace(&mut row[j + 1], cost);
-        }
-    }
-    row[b.len()]
+    nearest::nearest(key, KNOWN.iter().map(|(name, ..)| *name)).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -1,15 +1,15 @@
 //! What is counted for `/metrics`.
 
+use harmonia_service::metrics::Metrics;
 use harmonia_service::protocol::{Outcome, Slot};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::registry::Registry;
 
 type Counters = Family<[(&'static str, &'static str); 1], Counter>;
 
 /// The counters of a signer.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Counts {
+pub struct Counts {
     slots: Counters,
     results: Counters,
     recovered: Counter,
@@ -17,25 +17,32 @@ pub(crate) struct Counts {
 
 impl Counts {
     /// Shown by `metrics` from now on.
-    pub fn register(&self, metrics: &mut Registry) {
-        metrics.register("signer_slots", "Slots that were asked for", self.slots.clone());
-        metrics.register("signer_results", "Results and sources that were shown", self.results.clone());
-        let help = "Jobs that another signer had accepted and this one published";
-        metrics.register("signer_recovered", help, self.recovered.clone());
+    pub fn register(&self, metrics: &mut Metrics) {
+        metrics.add(
+            "signer_slots",
+            &["answer"],
+            "Upload slots that were asked for, by the answer",
+            &self.slots,
+        );
+        let help = "Results and sources that were shown, by what became of them";
+        metrics.add("signer_results", &["outcome"], help, &self.results);
+        let help = "Builds that another signer had accepted and this one published";
+        metrics.add("signer_recovered", &[], help, &self.recovered);
     }
 
-    pub fn slot(&self, slot: &Slot) {
+    pub(crate) fn slot(&self, slot: &Slot) {
         let answer = match slot {
             Slot::Put { .. } => "put",
             Slot::Parts { .. } => "parts",
             Slot::Present => "present",
+            Slot::Absent => "absent",
             Slot::Refused { .. } => "refused",
             Slot::Later { .. } => "later",
         };
         self.slots.get_or_create(&[("answer", answer)]).inc();
     }
 
-    pub fn result(&self, outcome: &Outcome) {
+    pub(crate) fn result(&self, outcome: &Outcome) {
         let outcome = match outcome {
             Outcome::Published => "published",
             Outcome::Adopted => "adopted",
@@ -47,7 +54,7 @@ impl Counts {
         self.results.get_or_create(&[("outcome", outcome)]).inc();
     }
 
-    pub fn recovered(&self, jobs: usize) {
+    pub(crate) fn recovered(&self, jobs: usize) {
         self.recovered.inc_by(jobs as u64);
     }
 }

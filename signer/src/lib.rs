@@ -31,7 +31,7 @@ use harmonia_service::database;
 use harmonia_service::settings::{Settings, SettingsError};
 use thiserror::Error;
 
-use count::Counts;
+pub use count::Counts;
 pub use run::run;
 
 /// S3 calls at once for one request: enough to hide a round trip of 20 ms at a thousand calls a second.

@@ -9,10 +9,10 @@ use harmonia_service::bucket::Written;
 use harmonia_service::database;
 use harmonia_service::health::Health;
 use harmonia_service::layout;
+use harmonia_service::metrics::Metrics;
 use harmonia_service::sentence::sentence;
 use harmonia_service::serve;
 use harmonia_service::settings::Settings;
-use prometheus_client::registry::Registry;
 use uuid::Uuid;
 
 use crate::{Signer, SignerError, api};
@@ -34,7 +34,7 @@ pub async fn run(
     let signer = Signer::connect(settings).await?;
     let (listener, bound) = serve::bind(address).await.map_err(failed)?;
     let url = serve::own_url(settings, bound)?;
-    let mut metrics = Registry::with_prefix("harmonia_ci");
+    let mut metrics = Metrics::default();
     signer.counts.register(&mut metrics);
     let health = Health::new(metrics, &["bucket", "database"]);
     let replica = Replica { id: Uuid::now_v7(), role: "signer".into(), url };

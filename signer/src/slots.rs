@@ -127,12 +127,17 @@ impl Signer {
                 self.new_slot(&layout::log_of_attempt(&drv, claim.attempt), file).await
             }
             Wish::Source { source, file } => {
-                if !evaluates {
-                    return Err(No::Refused("sources come from an evaluation that is being written".into()));
-                }
+                only_if(evaluates)?;
                 let (path, _) = crate::sources::prove(&source).map_err(No::Refused)?;
                 within(file.size, WHOLE_LIMIT, "a compressed NAR in one piece")?;
                 self.nar_slot(&path, source.nar_hash, file, None).await
+            }
+            // Its narinfo comes last: where that is, everything is.
+            Wish::Published { path } => {
+                only_if(evaluates)?;
+                let path = store_path::parse(&path).map_err(SignerError::from)?;
+                let there = self.bucket.head(&layout::narinfo(&path)).await?.is_some();
+                Ok(if there { Slot::Present } else { Slot::Absent })
             }
         }
     }
@@ -220,7 +225,14 @@ fn claim_of(wish: &Wish) -> Option<Claim> {
         | Wish::Part { claim, .. }
         | Wish::Listing { claim, .. }
         | Wish::Log { claim, .. } => Some(*claim),
-        Wish::Source { .. } => None,
+        Wish::Source { .. } | Wish::Published { .. } => None,
+    }
+}
+
+fn only_if(evaluates: bool) -> Result<(), No> {
+    match evaluates {
+        true => Ok(()),
+        false => Err(No::Refused("sources come from an evaluation that is being written".into())),
     }
 }
 
