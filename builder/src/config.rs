@@ -35,6 +35,8 @@ pub struct Config {
     pub backlog: u64,
     /// How long it may go on after SIGTERM.
     pub grace: Duration,
+    /// How long before a deadline builds are given back.
+    pub margin: Duration,
 }
 
 /// What a build may take.
@@ -88,6 +90,7 @@ impl Config {
             max_free: size("max_free", min_free.saturating_mul(4))?.max(min_free),
             backlog: size("upload_backlog", 32_000_000_000)?,
             grace: span("grace", 3600)?,
+            margin: span("margin", 30)?,
         })
     }
 }

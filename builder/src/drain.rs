@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-/// Builds are given back so long before the deadline: their processes have to end, and the queue has to hear of it.
-const MARGIN: Duration = Duration::from_secs(30);
-/// Uploads go on for longer, for nothing has to be built again after them.
+/// Uploads go on for longer than builds, for nothing has to be built again after them.
 const UPLOAD_MARGIN: Duration = Duration::from_secs(10);
 
 /// What is held.
@@ -22,13 +20,14 @@ pub enum Work {
 }
 
 /// Whether to give something back now, with `left` until the deadline. A build that is not expected to end in time is given
-/// back at once: another node can begin it sooner. One of which nothing is known may end any time, so it goes on.
-pub fn gives_back(work: Work, left: Option<Duration>) -> bool {
+/// back at once: another node can begin it sooner. One of which nothing is known may end any time, so it goes on until only
+/// `margin` is left: its processes have to end, and the queue has to hear of it.
+pub fn gives_back(work: Work, left: Option<Duration>, margin: Duration) -> bool {
     let Some(left) = left else { return false };
     match work {
-        Work::Uploading => left <= UPLOAD_MARGIN,
+        Work::Uploading => left <= UPLOAD_MARGIN.min(margin),
         Work::Building { elapsed, p50 } => {
-            left <= MARGIN || p50.is_some_and(|p50| left < p50.saturating_sub(elapsed))
+            left <= margin || p50.is_some_and(|p50| left < p50.saturating_sub(elapsed))
         }
     }
 }
@@ -37,40 +36,49 @@ pub fn gives_back(work: Work, left: Option<Duration>) -> bool {
 mod tests {
     use super::*;
 
+    const MARGIN: Duration = Duration::from_secs(30);
+
     fn seconds(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
     }
 
     #[test]
     fn without_a_deadline_everything_ends() {
-        assert!(!gives_back(Work::Building { elapsed: seconds(5), p50: Some(seconds(9999)) }, None));
-        assert!(!gives_back(Work::Uploading, None));
+        assert!(!gives_back(Work::Building { elapsed: seconds(5), p50: Some(seconds(9999)) }, None, MARGIN));
+        assert!(!gives_back(Work::Uploading, None, MARGIN));
     }
 
     #[test]
     fn a_build_that_cannot_end_in_time_is_given_back_at_once() {
         let build = Work::Building { elapsed: seconds(100), p50: Some(seconds(1000)) };
-        assert!(gives_back(build, Some(seconds(899))));
-        assert!(!gives_back(build, Some(seconds(901))));
+        assert!(gives_back(build, Some(seconds(899)), MARGIN));
+        assert!(!gives_back(build, Some(seconds(901)), MARGIN));
     }
 
     #[test]
     fn an_unknown_build_goes_on_until_the_margin() {
         let build = Work::Building { elapsed: seconds(100), p50: None };
-        assert!(!gives_back(build, Some(MARGIN + seconds(1))));
-        assert!(gives_back(build, Some(MARGIN)));
+        assert!(!gives_back(build, Some(MARGIN + seconds(1)), MARGIN));
+        assert!(gives_back(build, Some(MARGIN), MARGIN));
     }
 
     #[test]
     fn a_build_past_its_usual_time_goes_on_until_the_margin() {
         let build = Work::Building { elapsed: seconds(500), p50: Some(seconds(100)) };
-        assert!(!gives_back(build, Some(seconds(60))));
-        assert!(gives_back(build, Some(seconds(20))));
+        assert!(!gives_back(build, Some(seconds(60)), MARGIN));
+        assert!(gives_back(build, Some(seconds(20)), MARGIN));
     }
 
     #[test]
     fn uploads_are_the_last_to_go() {
-        assert!(!gives_back(Work::Uploading, Some(seconds(20))));
-        assert!(gives_back(Work::Uploading, Some(seconds(10))));
+        assert!(!gives_back(Work::Uploading, Some(seconds(20)), MARGIN));
+        assert!(gives_back(Work::Uploading, Some(seconds(10)), MARGIN));
+    }
+
+    #[test]
+    fn uploads_go_after_builds_however_short_the_margin() {
+        let short = seconds(5);
+        assert!(!gives_back(Work::Uploading, Some(seconds(6)), short));
+        assert!(gives_back(Work::Uploading, Some(seconds(5)), short));
     }
 }

@@ -5,14 +5,14 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use harmonia_nix::daemon::{self, Message, Quiet};
+use harmonia_nix::daemon::{self, Connection, Message, Quiet};
 use harmonia_nix::store_path;
 use harmonia_nix::{Sha256, StorePath};
 use harmonia_queue::builder::Session;
 use thiserror::Error;
 use tokio::time::{Instant, sleep};
 
-use crate::job::persist;
+use crate::persist::persist;
 use crate::roots::{Hold, Roots};
 use crate::store::{Store, StoreError};
 
@@ -20,6 +20,9 @@ use crate::store::{Store, StoreError};
 const AT_ONCE: usize = 4096;
 /// How long fetching inputs may take.
 const FETCH_LIMIT: Duration = Duration::from_secs(3600);
+/// How often a path is fetched if Nix falls over its own cache, and the pause between.
+const STUMBLES: u32 = 5;
+const STUMBLE_PAUSE: Duration = Duration::from_millis(100);
 /// How long a copy that has to go is waited for while something holds it, and how often it is looked at.
 const HELD_LIMIT: Duration = Duration::from_secs(120);
 const HELD_PAUSE: Duration = Duration::from_secs(1);
@@ -105,8 +108,11 @@ pub async fn make_ready(
         replace(store, roots, &path).await?;
     }
     let hold = roots.hold(inputs).await?;
-    fetch(store, plan(&closure, &store.hashes(paths.clone()).await?).fetch).await?;
-    let left = plan(&closure, &store.hashes(paths).await?);
+    let mut left = plan(&closure, &store.hashes(paths.clone()).await?);
+    if !left.fetch.is_empty() {
+        fetch(store, left.fetch).await?;
+        left = plan(&closure, &store.hashes(paths).await?);
+    }
     if let Some(path) = left.replace.into_iter().next() {
         let reason =
             "a substituter has it with other contents than were recorded, or it was built here since";
@@ -156,9 +162,6 @@ async fn replace(store: &Store, roots: &Roots, path: &StorePath) -> Result<(), I
 
 /// Fetches paths, all at once; then, for its reason, the first that did not come.
 async fn fetch(store: &Arc<Store>, missing: BTreeSet<StorePath>) -> Result<(), InputError> {
-    if missing.is_empty() {
-        return Ok(());
-    }
     let mut connection = store.connect(&store.options()).await?;
     let fetched = connection.query_valid_paths(&missing, true, FETCH_LIMIT, &mut Quiet).await;
     let valid = match fetched {
@@ -170,29 +173,42 @@ async fn fetch(store: &Arc<Store>, missing: BTreeSet<StorePath>) -> Result<(), I
         Err(error) => return Err(StoreError::from(error).into()),
     };
     for path in missing.difference(&valid) {
-        let mut said = Vec::new();
-        let ensured = connection
-            .ensure_path(path, FETCH_LIMIT, &mut |message| {
-                if let Message::Log(line) = message {
-                    said.extend_from_slice(&line);
+        let mut tries = 1;
+        while let Err(error) = ensure(&mut connection, path).await {
+            match error {
+                InputError::Network { reason, .. } if stumbled(&reason) && tries < STUMBLES => {
+                    tracing::debug!(%path, reason, "fetched again");
+                    tries += 1;
+                    sleep(STUMBLE_PAUSE).await;
                 }
-            })
-            .await;
-        match ensured {
-            Ok(()) => {}
-            Err(daemon::Error::Daemon(error)) => {
-                let said = String::from_utf8_lossy(&said);
-                let path = path.clone();
-                let reason = error.to_string();
-                return Err(match is_network(&reason) || is_network(&said) {
-                    true => InputError::Network { path, reason },
-                    false => InputError::Missing { path, reason },
-                });
+                error => return Err(error),
             }
-            Err(error) => return Err(StoreError::from(error).into()),
         }
     }
     Ok(())
+}
+
+/// Fetches a path, or says why it does not come.
+async fn ensure(connection: &mut Connection, path: &StorePath) -> Result<(), InputError> {
+    let mut said = Vec::new();
+    let mut listen = |message| {
+        if let Message::Log(line) = message {
+            said.extend_from_slice(&line);
+        }
+    };
+    let reason = match connection.ensure_path(path, FETCH_LIMIT, &mut listen).await {
+        Ok(()) => return Ok(()),
+        Err(daemon::Error::Daemon(error)) => error.to_string(),
+        Err(error) => return Err(StoreError::from(error).into()),
+    };
+    let path = path.clone();
+    let asked = !is_network(&reason) && !is_network(&String::from_utf8_lossy(&said)) && !stumbled(&reason);
+    Err(if asked { InputError::Missing { path, reason } } else { InputError::Network { path, reason } })
+}
+
+/// Whether Nix fell over its own cache of narinfos: two fetches that begin a new one at the same time do.
+fn stumbled(words: &str) -> bool {
+    words.contains("SQLite")
 }
 
 /// Whether a substituter could not be asked, as opposed to having answered that it has nothing.
@@ -237,6 +253,12 @@ mod tests {
             let found = (plan.fetch.contains(&path(name)), plan.replace.contains(&path(name)));
             assert_eq!(found, expected, "{name}");
         }
+    }
+
+    #[test]
+    fn a_nix_that_falls_over_its_own_cache_says_nothing_about_a_substituter() {
+        assert!(stumbled("executing SQLite statement 'insert or replace into NARs(…)': constraint failed"));
+        assert!(!stumbled("path '/nix/store/x' does not exist and cannot be created"));
     }
 
     #[test]

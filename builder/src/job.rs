@@ -9,13 +9,14 @@ use harmonia_queue::builder::{Claim, Failure, Session};
 use harmonia_service::protocol;
 use harmonia_service::sentence::sentence;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 
 use crate::Builder;
 use crate::build::build;
 use crate::inputs::{self, InputError};
 use crate::life::{Halt, Life};
 use crate::log::Spool;
+use crate::persist::persist;
 use crate::plan::{Plan, plan};
 use crate::roots::Hold;
 use crate::store::StoreError;
@@ -23,6 +24,8 @@ use crate::upload::{BuiltOutput, Ending, Log, UploadError};
 
 /// How long a failed build's log may take to be stored before the queue hears of the failure without it.
 const LOG_PATIENCE: Duration = Duration::from_secs(60);
+/// And that of one that is given back: whoever drains a node has set a deadline, and the log is not what it was set for.
+const LOG_HASTE: Duration = Duration::from_secs(1);
 /// How long a daemon that died may take to come back.
 pub const DAEMON_PATIENCE: Duration = Duration::from_secs(120);
 
@@ -49,18 +52,26 @@ pub fn run(builder: Arc<Builder>, life: Arc<Life>, claim: Claim) -> impl Future<
         tracing::info!(job = fence.job, attempt = fence.attempt, drv = claim.drv_path, "claimed");
         let file = builder.logs().join(format!("{}.{}", fence.job, fence.attempt));
         let end = match Spool::create(file, builder.config.limits.log, tail) {
-            Ok(mut spool) => tokio::select! {
-                biased;
-                halt = halt(&mut halted) => match halt {
-                    Halt::Abandoned => End::GivenBack("it was cancelled".to_owned()),
-                    Halt::GivenBack(why) => End::GivenBack(why),
-                },
-                end = attempt(&builder, &life, &claim, &mut spool) => end,
-            },
+            Ok(mut spool) => {
+                let end = tokio::select! {
+                    biased;
+                    halt = halt(&mut halted) => match halt {
+                        Halt::Abandoned => End::GivenBack("it was cancelled".to_owned()),
+                        Halt::GivenBack(why) => End::GivenBack(why),
+                    },
+                    end = attempt(&builder, &life, &claim, &mut spool) => end,
+                };
+                // Before it is given back: signers take logs of what runs only.
+                if matches!(end, End::GivenBack(_)) && !spool.is_empty() {
+                    store_log(&life, fence, &mut spool, LOG_HASTE).await;
+                }
+                end
+            }
             // Given back, it would come again at once, until it had been interrupted too often.
             Err(error) => End::Failed(Failure::DiskFull, format!("its log cannot be written: {error}")),
         };
         report(fence, &end, begun.elapsed());
+        builder.counts.ended(&end);
         tell(&life.session, fence, end).await;
         life.held.end(fence);
     }
@@ -87,14 +98,14 @@ async fn attempt(builder: &Builder, life: &Life, claim: &Claim, spool: &mut Spoo
     let built = match build(builder, life, &plan, spool).await {
         Ok(built) => built,
         Err(End::Failed(failure, message)) => {
-            store_log(life, claim.fence, spool).await;
+            store_log(life, claim.fence, spool, LOG_PATIENCE).await;
             return End::Failed(failure, message);
         }
         Err(end) => return end,
     };
     let size: u64 = built.outputs.iter().map(|output| output.nar_size).sum();
     if size > builder.config.limits.output {
-        store_log(life, claim.fence, spool).await;
+        store_log(life, claim.fence, spool, LOG_PATIENCE).await;
         let limit = builder.config.limits.output;
         return End::Failed(
             Failure::OutputSize,
@@ -103,7 +114,11 @@ async fn attempt(builder: &Builder, life: &Life, claim: &Claim, spool: &mut Spoo
     }
     let (job, attempt, took) = (claim.fence.job, claim.fence.attempt, seconds(built.took));
     tracing::info!(job, attempt, took, bytes = size, "built");
-    publish(life, claim.fence, &built.outputs, spool, size).await
+    builder.counts.built(built.took, size);
+    let begun = Instant::now();
+    let end = publish(life, claim.fence, &built.outputs, spool, size).await;
+    builder.counts.uploaded(begun.elapsed());
+    end
 }
 
 /// Makes inputs ready; once more, if the daemon was being restarted.
@@ -120,7 +135,7 @@ async fn inputs_of(builder: &Builder, life: &Life, plan: &Plan) -> Result<Hold, 
 
 /// Says that it is built, and gets it into the cache.
 async fn publish(life: &Life, fence: Fence, outputs: &[BuiltOutput], spool: &mut Spool, bytes: u64) -> End {
-    life.held.start_upload(fence, bytes);
+    life.start_upload(fence, bytes);
     let fences = [fence];
     let told = persist(|| life.session.start_upload(&fences));
     let log = spool.finish().map(|file| Log::File(file.to_owned()));
@@ -135,12 +150,12 @@ async fn publish(life: &Life, fence: Fence, outputs: &[BuiltOutput], spool: &mut
     }
 }
 
-/// The log of an attempt that failed is worth as much as that of one that did not, but not worth waiting for ever.
-async fn store_log(life: &Life, fence: Fence, spool: &mut Spool) {
+/// The log of an attempt that came to nothing is worth as much as any other, but not worth waiting for ever.
+async fn store_log(life: &Life, fence: Fence, spool: &mut Spool, patience: Duration) {
     let stored = match spool.finish() {
         Ok(file) => {
             let log = Log::File(file.to_owned());
-            timeout(LOG_PATIENCE, life.uploader.store_log(claim_of(fence), &log)).await
+            timeout(patience, life.uploader.store_log(claim_of(fence), &log)).await
         }
         Err(error) => return tracing::warn!(job = fence.job, %error, "a log is lost"),
     };
@@ -203,28 +218,6 @@ async fn tell(session: &Session, fence: Fence, end: End) {
         End::InputMissing(path) => {
             let path = path.to_string();
             persist(|| session.input_missing(fence, &path)).await;
-        }
-    }
-}
-
-/// Says it until it was heard: a database may be away for as long as a restart takes, or a weekend. None: the queue does
-/// not want to hear it.
-pub async fn persist<T, F: Future<Output = harmonia_queue::Result<T>>>(
-    mut call: impl FnMut() -> F,
-) -> Option<T> {
-    let mut pause = Duration::from_millis(100);
-    loop {
-        match call().await {
-            Ok(answer) => return Some(answer),
-            Err(error) if error.is_transient() => {
-                tracing::debug!(%error, "the queue has not heard yet");
-                sleep(pause).await;
-                pause = (2 * pause).min(Duration::from_secs(10));
-            }
-            Err(error) => {
-                tracing::warn!(error = sentence(&error), "the queue does not want to hear");
-                return None;
-            }
         }
     }
 }

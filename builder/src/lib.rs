@@ -5,14 +5,16 @@
 //! ([`verdict`]), and so is what a draining builder gives back ([`drain`]).
 
 mod build;
-mod canary;
+pub mod canary;
 mod collect;
 mod config;
+mod count;
 pub mod drain;
 pub mod inputs;
 mod job;
 mod life;
 mod log;
+pub mod persist;
 mod plan;
 pub mod roots;
 mod run;
@@ -22,4 +24,5 @@ pub mod verdict;
 mod witness;
 
 pub use config::{Config, Limits, machine_name};
+pub use count::Counts;
 pub use run::{Builder, BuilderError, run};

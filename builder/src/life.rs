@@ -36,6 +36,8 @@ pub struct Life {
     pub held: Held,
     /// To be heard by the queue at once.
     pub beat_now: Notify,
+    /// How long before a deadline builds are given back.
+    margin: Duration,
     signers: watch::Sender<Vec<String>>,
     state: Mutex<State>,
 }
@@ -52,7 +54,7 @@ struct State {
 
 impl Life {
     /// A life that has just begun.
-    pub fn new(session: Session, http: reqwest::Client) -> Self {
+    pub fn new(session: Session, http: reqwest::Client, margin: Duration) -> Self {
         let (signers, known) = watch::channel(Vec::new());
         let token = Token::Builder { session: session.id, secret: session.secret.clone() };
         let limits = Limits { patience: PATIENCE, ..Limits::default() };
@@ -61,6 +63,7 @@ impl Life {
             session,
             held: Held::default(),
             beat_now: Notify::new(),
+            margin,
             signers,
             state: Mutex::default(),
         }
@@ -100,6 +103,14 @@ impl Life {
         self.held.changed.notify_one();
     }
 
+    /// Something was built. Whoever has heard of no signer asks for one now, not at the next beat.
+    pub fn start_upload(&self, fence: Fence, bytes: u64) {
+        self.held.start_upload(fence, bytes);
+        if self.signers.borrow().is_empty() {
+            self.beat_now.notify_one();
+        }
+    }
+
     /// SIGTERM came.
     pub fn stop(&self, grace: Duration) {
         self.state().stops_at = Some(Instant::now() + grace);
@@ -131,7 +142,7 @@ impl Life {
             state.drains.iter().filter_map(|(_, at)| *at).chain(state.stops_at).min()
         };
         let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-        self.held.drain(left);
+        self.held.drain(left, self.margin);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -206,13 +217,13 @@ impl Held {
         }
     }
 
-    fn drain(&self, left: Option<Duration>) {
+    fn drain(&self, left: Option<Duration>, margin: Duration) {
         for job in self.jobs().values().filter(|job| job.halt.borrow().is_none()) {
             let work = match job.uploading {
                 Some(_) => Work::Uploading,
                 None => Work::Building { elapsed: job.begun.elapsed(), p50: job.p50 },
             };
-            if drain::gives_back(work, left) {
+            if drain::gives_back(work, left, margin) {
                 let seconds = left.unwrap_or_default().as_secs();
                 let why = format!("the node drains and has {seconds} s left");
                 job.halt.send_replace(Some(Halt::GivenBack(why)));

@@ -63,6 +63,11 @@ impl Spool {
         Ok(())
     }
 
+    /// Whether nothing was said.
+    pub fn is_empty(&self) -> bool {
+        self.written == 0
+    }
+
     /// The file, with everything in it.
     pub fn finish(&mut self) -> io::Result<&Path> {
         self.file.flush()?;

@@ -11,33 +11,37 @@ use harmonia_queue::builder::{Node, Session};
 use harmonia_queue::listen::{Channel, Listener, Wake};
 use harmonia_queue::{Db, Error};
 use harmonia_service::health::Health;
+use harmonia_service::metrics::Metrics;
 use harmonia_service::sentence::sentence;
 use harmonia_service::settings::{Settings, SettingsError};
 use harmonia_service::{database, serve};
-use prometheus_client::registry::Registry;
 use thiserror::Error;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::config::Config;
-use crate::job::{self, persist};
+use crate::count::Counts;
+use crate::job;
 use crate::life::{Halt, Life};
+use crate::persist::persist;
 use crate::roots::Roots;
-use crate::store::{Store, StoreError};
+use crate::store::{Store, StoreError, free_bytes};
 use crate::upload::{UploadError, http_client};
 use crate::{canary, collect, log};
 
 /// Reached from this machine only, unless the settings say more.
 const LISTEN: &str = "127.0.0.1:7779";
-/// Connections to the database: one for claims, one for heartbeats, some for what ends.
-const CONNECTIONS: u32 = 4;
+/// Connections to the database, beside the listener's: hundreds of builders share one server, and every call is short.
+const CONNECTIONS: u32 = 1;
 /// A lease lasts for four of these.
 const BEAT: Duration = Duration::from_secs(30);
 /// How soon a question that was not answered is asked again, and how often a builder that stops asks how long it has.
 const SOON: Duration = Duration::from_secs(1);
 /// How often a builder looks for work that nobody told it of.
 const POLL: Duration = Duration::from_secs(10);
+/// How old what `/metrics` shows of now may be.
+const COUNT: Duration = Duration::from_secs(5);
 /// How long after a canary that died the next one follows.
 const CANARY: Duration = Duration::from_secs(10);
 /// Pauses of a builder that has just been told to stop are over by then.
@@ -80,6 +84,7 @@ pub struct Builder {
     pub(crate) roots: Arc<Roots>,
     /// Builds share it; one that has to be alone takes it for itself.
     pub(crate) alone: tokio::sync::RwLock<()>,
+    pub(crate) counts: Counts,
     db: Db,
     direct_url: String,
     secret: String,
@@ -129,16 +134,18 @@ impl Builder {
             // With these a daemon also looks every few seconds whether its client is still there.
             .with("min-free", &config.min_free.to_string())
             .with("max-free", &config.max_free.to_string());
+        let mut metrics = Metrics::default();
         let store = Arc::new(Store::new(config.daemon.clone(), config.root.clone(), options));
         Ok(Self {
             roots: Roots::new(Arc::clone(&store)),
             store,
             alone: tokio::sync::RwLock::default(),
+            counts: Counts::register(&mut metrics),
             db: database::connect(settings, CONNECTIONS)?,
             direct_url: url.read().map_err(SettingsError::from)?,
             secret,
             http: http_client()?,
-            health: Health::new(Registry::with_prefix("harmonia_ci"), &["store", "registered"]),
+            health: Health::new(metrics, &["store", "registered"]),
             config,
         })
     }
@@ -188,7 +195,7 @@ impl Builder {
             };
             tracing::info!(session = session.id, slots = session.slots, "registered");
             self.health.set("registered", Ok(()));
-            let life = Arc::new(Life::new(session, self.http.clone()));
+            let life = Arc::new(Life::new(session, self.http.clone(), self.config.margin));
             match self.live(&life, stops.clone()).await {
                 Over::Stopped => return Ok(()),
                 Over::Anew => tracing::info!(session = life.session.id, "this session is over"),
@@ -242,6 +249,7 @@ impl Builder {
             () = log::follow(&life.session, &life.held) => Over::Anew,
             () = collect::keep_free(self, &life.held) => Over::Anew,
             () = self.keep_roots() => Over::Anew,
+            () = self.count(life) => Over::Anew,
         };
         // What is left belongs to nobody any more.
         life.held.halt_all(&Halt::Abandoned);
@@ -251,7 +259,8 @@ impl Builder {
 
     /// Claims whenever there is room, until there is nothing more to claim in this life and nothing left to do.
     async fn work(self: &Arc<Self>, life: &Arc<Life>, jobs: &mut JoinSet<()>) -> Over {
-        let mut listener = Listener::connect(&self.direct_url, &[Channel::Ready, Channel::Stop], POLL).await;
+        let channels = [Channel::Ready, Channel::Stop];
+        let mut listener = Listener::beside(&self.db, &self.direct_url, &channels, POLL).await;
         let mut worth_asking = true;
         loop {
             if life.is_ending() && life.held.is_empty() {
@@ -326,6 +335,14 @@ impl Builder {
         std::future::pending().await
     }
 
+    /// Keeps what `/metrics` shows of now up to date.
+    async fn count(&self, life: &Life) {
+        loop {
+            self.counts.look(life, free_bytes(&self.store.directory()).ok());
+            sleep(COUNT).await;
+        }
+    }
+
     /// Roots go with the daemon that keeps them.
     async fn keep_roots(&self) {
         loop {
@@ -361,9 +378,15 @@ async fn beat(life: &Life) {
                 SOON
             }
         };
+        // Whoever finds no signer asks whether there is another, but not all the time.
+        let unanswered = async {
+            sleep(SOON).await;
+            life.uploader.unanswered().await;
+        };
         tokio::select! {
             () = sleep(pause) => {}
             () = life.beat_now.notified() => {}
+            () = unanswered => {}
         }
     }
 }

@@ -92,7 +92,23 @@ impl Store {
 
     async fn ask<T: Send + 'static>(
         self: &Arc<Self>,
-        question: impl FnOnce(&mut Database) -> Result<T, DatabaseError> + Send + 'static,
+        question: impl Fn(&mut Database) -> Result<T, DatabaseError> + Send + Sync + 'static,
+    ) -> Result<T, StoreError> {
+        let question = Arc::new(question);
+        match self.read(Arc::clone(&question)).await {
+            // An unprivileged user reads it only while somebody else has it open: the daemon does for every connection. Once
+            // it is open here, it stays so.
+            Err(StoreError::Database(DatabaseError::NoLog { .. })) => {
+                let _open = self.connect(&self.options).await?;
+                self.read(question).await
+            }
+            answer => answer,
+        }
+    }
+
+    async fn read<T: Send + 'static>(
+        self: &Arc<Self>,
+        question: Arc<impl Fn(&mut Database) -> Result<T, DatabaseError> + Send + Sync + 'static>,
     ) -> Result<T, StoreError> {
         let store = Arc::clone(self);
         let answer = spawn_blocking(move || {

@@ -6,6 +6,7 @@ mod error;
 mod http;
 mod put;
 mod retry;
+mod sources;
 mod store;
 
 use std::path::PathBuf;
@@ -15,12 +16,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::future::{try_join, try_join_all};
 use harmonia_nix::Sha256;
-use harmonia_service::protocol::{BuildResult, Claim, Outcome, Token, Wish};
+use harmonia_service::protocol::{BuildResult, Claim, Outcome, StoredSource, Token, Wish};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep};
 
 pub use error::{SignerError, UploadError};
 pub use http::http_client;
+pub use sources::LocalSource;
 
 use ask::Signers;
 use batch::Batcher;
@@ -118,8 +120,10 @@ impl Default for Limits {
 #[derive(Clone)]
 pub struct Uploader {
     http: reqwest::Client,
+    signers: Arc<Signers>,
     slots: Arc<Batcher<Wish>>,
     results: Arc<Batcher<BuildResult>>,
+    sources: Arc<Batcher<StoredSource>>,
     limits: Limits,
     passes: Arc<Semaphore>,
     small_passes: Arc<Semaphore>,
@@ -153,12 +157,19 @@ impl Uploader {
         Self {
             http,
             slots: Arc::new(Batcher::new(Arc::clone(&signers))),
-            results: Arc::new(Batcher::new(signers)),
+            results: Arc::new(Batcher::new(Arc::clone(&signers))),
+            sources: Arc::new(Batcher::new(Arc::clone(&signers))),
+            signers,
             passes: Arc::new(Semaphore::new(limits.passes.max(1))),
             small_passes: Arc::new(Semaphore::new(limits.small_passes.max(1))),
             parts: Arc::new(Semaphore::new(limits.parts as usize)),
             limits,
         }
+    }
+
+    /// Ends when none of the signers that it knows has answered: there may be others by now.
+    pub async fn unanswered(&self) {
+        self.signers.unanswered.notified().await;
     }
 
     /// Uploads all outputs of a build and its log, and has them published.

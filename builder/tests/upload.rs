@@ -136,7 +136,7 @@ async fn slots(State(double): State<Double>, headers: HeaderMap, body: Bytes) ->
             }
             Wish::Listing { path, .. } => double.slot(&format!("listing{path}")),
             Wish::Log { .. } => double.slot("log"),
-            Wish::Source { .. } => panic!("builders have no sources"),
+            Wish::Source { .. } | Wish::Published { .. } => panic!("builders have no sources"),
         });
         Json(SlotsAnswer { slots: slots.collect() }).into_response()
     })

@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use harmonia_service::protocol::{
-    BuildResult, CompleteAnswer, CompleteRequest, Outcome, Slot, SlotsAnswer, SlotsRequest, Token, Wish,
+    BuildResult, CompleteAnswer, CompleteRequest, Outcome, Slot, SlotsAnswer, SlotsRequest, StoredSource,
+    Token, Wish,
 };
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
 use reqwest::{Client, StatusCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep};
 
 use super::http::body;
@@ -65,6 +66,21 @@ impl Question for BuildResult {
     }
 }
 
+impl Question for StoredSource {
+    type Request = CompleteRequest;
+    type Reply = CompleteAnswer;
+    type Answer = Outcome;
+    const PATH: &'static str = "/api/build-complete";
+
+    fn request(sources: Vec<Self>) -> CompleteRequest {
+        CompleteRequest { results: Vec::new(), sources }
+    }
+
+    fn answers(reply: CompleteAnswer) -> Vec<Outcome> {
+        reply.sources
+    }
+}
+
 /// The signers, and how to speak to them.
 pub(super) struct Signers {
     http: Client,
@@ -73,6 +89,8 @@ pub(super) struct Signers {
     limits: Limits,
     /// The one that answered last: its connections are open.
     preferred: AtomicUsize,
+    /// None of them answered.
+    pub unanswered: Notify,
 }
 
 /// What to do with a signer's status.
@@ -109,7 +127,14 @@ impl Signers {
                 value.set_sensitive(true);
                 value
             });
-        Self { http, urls, authorization, limits, preferred: AtomicUsize::new(rand::random_range(0..1024)) }
+        Self {
+            http,
+            urls,
+            authorization,
+            limits,
+            preferred: AtomicUsize::new(rand::random_range(0..1024)),
+            unanswered: Notify::new(),
+        }
     }
 
     /// Asks until somebody answers, for as long as the limits allow.
@@ -140,6 +165,7 @@ impl Signers {
                 return Err(SignerError::Unreachable { reason, source: source.map(Arc::new) });
             }
             tracing::debug!(attempt, reason = trouble.0, "no signer answered");
+            self.unanswered.notify_one();
             tokio::select! {
                 () = sleep(pause(self.limits.pause, attempt)) => {}
                 // A list that nobody keeps up to date any more is still a list.

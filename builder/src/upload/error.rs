@@ -44,6 +44,16 @@ pub enum UploadError {
         /// What the signer said last.
         reason: String,
     },
+    /// The same of a source.
+    #[error("{path} was uploaded {rounds} times and is still not published: {reason}")]
+    Source {
+        /// Its path.
+        path: String,
+        /// How often.
+        rounds: u32,
+        /// What the signer said last.
+        reason: String,
+    },
     /// The process is coming to its end.
     #[error("the upload was given up: this process is stopping")]
     Stopping,

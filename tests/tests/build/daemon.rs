@@ -2,13 +2,14 @@
 
 use harmonia_tests::nixes::{Expression, Version};
 use harmonia_tests::press::shared_nix;
+use harmonia_tests::yard::waiting;
 
-use crate::scene::{Scene, gated};
+use crate::scene::Scene;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_build_under_which_the_daemon_dies_alone_is_out_of_memory_and_tried_again() {
     let scene = Scene::start().await;
-    let drv = scene.want(&[&gated("lonely")]).await.remove(0);
+    let drv = scene.want(&[&waiting("lonely")]).await.remove(0);
     let nix = scene.nix(Version::New);
     let builder = scene.builder(&nix, "one").await;
     scene.reached("lonely").await;
@@ -17,7 +18,7 @@ async fn a_build_under_which_the_daemon_dies_alone_is_out_of_memory_and_tried_ag
     nix.start_daemon();
     scene.gates.open("lonely");
     scene.hurry().await;
-    scene.ends_well().await;
+    scene.press.ends_well().await;
     assert_eq!(scene.press.outcomes(&drv).await, ["oom", "succeeded"]);
     builder.stop().await;
 }
@@ -25,7 +26,7 @@ async fn a_build_under_which_the_daemon_dies_alone_is_out_of_memory_and_tried_ag
 #[tokio::test(flavor = "multi_thread")]
 async fn builds_under_which_the_daemon_dies_together_go_on_alone() {
     let scene = Scene::start().await;
-    let drvs = scene.want(&[&gated("left"), &gated("right")]).await;
+    let drvs = scene.want(&[&waiting("left"), &waiting("right")]).await;
     let nix = scene.nix(Version::New);
     let builder = scene.builder(&nix, "one").await;
     scene.reached("left").await;
@@ -34,7 +35,7 @@ async fn builds_under_which_the_daemon_dies_together_go_on_alone() {
     nix.start_daemon();
     scene.gates.open("left");
     scene.gates.open("right");
-    scene.ends_well().await;
+    scene.press.ends_well().await;
     for drv in drvs {
         assert_eq!(scene.press.outcomes(&drv).await, ["succeeded"], "{drv}");
     }
@@ -44,7 +45,7 @@ async fn builds_under_which_the_daemon_dies_together_go_on_alone() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_daemon_that_dies_twice_under_the_same_build_counts_once_for_that_build() {
     let scene = Scene::start().await;
-    let drvs = scene.want(&[&gated("left"), &gated("right")]).await;
+    let drvs = scene.want(&[&waiting("left"), &waiting("right")]).await;
     let nix = scene.nix(Version::Old);
     let builder = scene.builder(&nix, "one").await;
     scene.reached("left").await;
@@ -63,7 +64,7 @@ async fn a_daemon_that_dies_twice_under_the_same_build_counts_once_for_that_buil
     scene.gates.open("right");
     scene.press.becomes(&drvs[1 - alone], "succeeded").await;
     scene.hurry().await;
-    scene.ends_well().await;
+    scene.press.ends_well().await;
     assert_eq!(scene.press.outcomes(&drvs[1 - alone]).await, ["succeeded"]);
     assert_eq!(scene.press.outcomes(&drvs[alone]).await, ["oom", "succeeded"]);
     builder.stop().await;
@@ -72,7 +73,7 @@ async fn a_daemon_that_dies_twice_under_the_same_build_counts_once_for_that_buil
 #[tokio::test(flavor = "multi_thread")]
 async fn a_daemon_that_is_away_costs_no_build() {
     let scene = Scene::start().await;
-    let first = scene.want(&[&gated("first")]).await.remove(0);
+    let first = scene.want(&[&waiting("first")]).await.remove(0);
     let nix = scene.nix(Version::New);
     let builder = scene.builder(&nix, "one").await;
     scene.reached("first").await;
@@ -85,7 +86,7 @@ async fn a_daemon_that_is_away_costs_no_build() {
     nix.start_daemon();
     scene.gates.open("first");
     scene.hurry().await;
-    scene.ends_well().await;
+    scene.press.ends_well().await;
     for drv in &drvs {
         assert_eq!(scene.press.outcomes(drv).await, ["succeeded"], "{drv}");
     }
@@ -101,13 +102,18 @@ async fn a_feature_that_the_daemon_lacks_is_not_the_builds_fault() {
         let nix = scene.nix_with(version, "system-features =\n");
         let builder = scene.builder(&nix, &format!("{version:?}")).await;
         let outcomes = scene.after_attempts(&drv, count + 1).await;
-        assert_eq!(outcomes.last().unwrap(), "missing_feature", "{version:?}: {:#?}", scene.history().await);
+        assert_eq!(
+            outcomes.last().unwrap(),
+            "missing_feature",
+            "{version:?}: {:#?}",
+            scene.press.history().await
+        );
         builder.stop().await;
         scene.hurry().await;
     }
     let nix = scene.nix_with(Version::New, "system-features = big-parallel\n");
     let builder = scene.builder(&nix, "able").await;
-    scene.ends_well().await;
+    scene.press.ends_well().await;
     builder.stop().await;
 }
 
@@ -125,7 +131,12 @@ async fn a_system_that_the_daemon_lacks_is_not_the_builds_fault() {
         let nix = scene.nix_with(version, "extra-platforms =\n");
         let builder = scene.builder(&nix, &format!("{version:?}")).await;
         let outcomes = scene.after_attempts(tools, count + 1).await;
-        assert_eq!(outcomes.last().unwrap(), "missing_feature", "{version:?}: {:#?}", scene.history().await);
+        assert_eq!(
+            outcomes.last().unwrap(),
+            "missing_feature",
+            "{version:?}: {:#?}",
+            scene.press.history().await
+        );
         builder.stop().await;
         scene.hurry().await;
     }

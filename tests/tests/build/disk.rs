@@ -8,9 +8,9 @@ use std::sync::Arc;
 use harmonia_service::settings::Settings;
 use harmonia_tests::eventually;
 use harmonia_tests::nixes::{Expression, Nix, Version};
-use harmonia_tests::yard::RunningBuilder;
+use harmonia_tests::yard::{RunningBuilder, waiting};
 
-use crate::scene::{Scene, gated, local_hash};
+use crate::scene::{Scene, local_hash};
 
 /// A store on a disk of its own, in memory.
 struct SmallStore {
@@ -74,12 +74,12 @@ async fn a_build_that_fills_the_disk_is_tried_elsewhere() {
         let small = SmallStore::start(&scene, version, "64m");
         let builder = small.builder(&scene, "8MiB").await;
         let outcomes = scene.after_attempts(&drv, count + 1).await;
-        assert_eq!(outcomes.last().unwrap(), "disk_full", "{version:?}: {:#?}", scene.history().await);
+        assert_eq!(outcomes.last().unwrap(), "disk_full", "{version:?}: {:#?}", scene.press.history().await);
         builder.stop().await;
         scene.hurry().await;
     }
     let builder = scene.builder(&scene.nix(Version::New), "large").await;
-    scene.ends_well().await;
+    scene.press.ends_well().await;
     builder.stop().await;
 }
 
@@ -102,7 +102,7 @@ async fn garbage_goes_when_the_disk_is_low_and_nothing_is_built() {
     let builder = small.builder(&scene, "40MiB").await;
     eventually("the garbage goes", || async { local_hash(&small.nix, &garbage).is_none() }).await;
     scene.want(&[&Expression::trivial("after")]).await;
-    scene.ends_well().await;
+    scene.press.ends_well().await;
     builder.stop().await;
 }
 
@@ -115,7 +115,7 @@ async fn a_disk_that_is_full_when_a_builder_begins_is_made_free() {
         small.fill();
         scene.want(&[&Expression::files("after", 20)]).await;
         let builder = small.builder(&scene, "8MiB").await;
-        scene.ends_well().await;
+        scene.press.ends_well().await;
         assert_eq!(local_hash(&small.nix, &garbage), None);
         builder.stop().await;
     }
@@ -135,7 +135,7 @@ async fn builds_that_collect_garbage_all_the_time_lose_nothing() {
         let builder =
             RunningBuilder::start_on(&scene.press, nix, "low", |settings| settings.with("min_free", "100TB"))
                 .await;
-        scene.ends_well().await;
+        scene.press.ends_well().await;
         builder.stop().await;
     }
 }
@@ -143,7 +143,7 @@ async fn builds_that_collect_garbage_all_the_time_lose_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_builder_that_cannot_write_logs_does_not_use_up_the_patience_of_jobs() {
     let scene = Scene::start().await;
-    let drv = scene.want(&[&gated("first")]).await.remove(0);
+    let drv = scene.want(&[&waiting("first")]).await.remove(0);
     let state = tempfile::tempdir().unwrap();
     let directory = state.path().display().to_string();
     let settings = |settings: Settings| settings.with("state_dir", directory).with("slots", "1");
@@ -157,7 +157,7 @@ async fn a_builder_that_cannot_write_logs_does_not_use_up_the_patience_of_jobs()
     assert_eq!(scene.after_attempts(&second, 1).await, ["disk_full"]);
     std::fs::create_dir(&logs).unwrap();
     scene.hurry().await;
-    scene.ends_well().await;
+    scene.press.ends_well().await;
     assert_eq!(scene.press.outcomes(&drv).await, ["succeeded"]);
     builder.stop().await;
 }

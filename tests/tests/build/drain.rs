@@ -7,9 +7,10 @@ use harmonia_tests::eventually;
 use harmonia_tests::nixes::{Expression, Version};
 use harmonia_tests::press::RunningSigner;
 use harmonia_tests::proxy::Fault;
+use harmonia_tests::yard::waiting;
 use tokio::sync::oneshot;
 
-use crate::stage::{Scene, runs, unchanged, waiting};
+use crate::stage::{Scene, runs, unchanged};
 
 fn seconds(seconds: u64) -> Option<Duration> {
     Some(Duration::from_secs(seconds))
@@ -61,7 +62,7 @@ async fn a_second_sigterm_gives_everything_back_at_once() {
     assert_eq!(scene.press.outcomes(&drv).await, ["interrupted"]);
     scene.gates.open("running");
     let other = scene.builder(Version::Old, "two", unchanged).await;
-    scene.all_is_well().await;
+    scene.press.ends_well().await;
     assert_eq!(scene.press.outcomes(&drv).await, ["interrupted", "succeeded"]);
     other.stop().await;
 }
@@ -114,7 +115,7 @@ async fn a_drained_builder_ends_its_builds_and_waits_to_be_resumed() {
     scene.press.becomes(&later, "ready").await;
     let node = scene.node("one").await;
     people::resume(&scene.press.farm.operator, node, "test").await.expect("resume");
-    scene.all_is_well().await;
+    scene.press.ends_well().await;
     assert_eq!(scene.sessions("one").await.len(), 1);
     builder.stop().await;
 }
@@ -133,7 +134,7 @@ async fn a_deadline_that_comes_nearer_gives_a_build_back() {
     assert_eq!(scene.press.outcomes(&drv).await, ["interrupted"]);
     scene.gates.open("running");
     let other = scene.builder(Version::New, "two", unchanged).await;
-    scene.all_is_well().await;
+    scene.press.ends_well().await;
     other.stop().await;
     builder.stop().await;
 }
@@ -150,7 +151,7 @@ async fn a_deadline_that_moves_away_lets_a_build_go_on() {
     asks(&scene, "one").await;
     tokio::time::sleep(Duration::from_secs(3)).await;
     scene.gates.open("running");
-    scene.all_is_well().await;
+    scene.press.ends_well().await;
     assert_eq!(scene.press.outcomes(&drv).await, ["succeeded"]);
     builder.stop().await;
 }
@@ -160,7 +161,7 @@ async fn a_build_that_usually_takes_longer_is_given_back_at_once() {
     let (scene, signer) = Scene::new().await;
     let known = "INSERT INTO ci.duration (name, recent, p50) VALUES ('slow', '{1000}', 1000)";
     scene.press.farm.database.execute(known).await;
-    let drvs = scene.queue(&signer, &[waiting("slow"), waiting("unknown")]).await;
+    let drvs = scene.press.want(&signer, &[waiting("slow"), waiting("unknown")]).await;
     let builder = scene.builder(Version::New, "one", unchanged).await;
     scene.gates.arrived("slow").await;
     scene.gates.arrived("unknown").await;
@@ -178,7 +179,7 @@ async fn a_build_that_usually_takes_longer_is_given_back_at_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn uploads_are_the_last_to_be_given_back() {
     let (scene, first) = Scene::new().await;
-    let drvs = scene.queue(&first, &[waiting("built"), waiting("building")]).await;
+    let drvs = scene.press.want(&first, &[waiting("built"), waiting("building")]).await;
     let (bucket, database) = (scene.press.before_bucket(), scene.press.before_database());
     let signer =
         RunningSigner::start(&scene.press.farm, scene.press.settings_by(&bucket, &database).await).await;

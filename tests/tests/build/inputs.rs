@@ -9,9 +9,9 @@ use harmonia_tests::eventually;
 use harmonia_tests::nixes::{Expression, Nix, Version};
 use harmonia_tests::press::shared_nix;
 use harmonia_tests::proxy::Fault;
-use harmonia_tests::yard::Gates;
+use harmonia_tests::yard::{Gates, waiting};
 
-use crate::scene::{Scene, build_here, gated, is_nar, local_hash, paths_of};
+use crate::scene::{Scene, build_here, is_nar, local_hash, paths_of};
 
 /// What this store built of it is what the cache has. Its own inputs are published too.
 async fn publish(scene: &Scene, nix: &Nix, expression: &Expression) {
@@ -49,7 +49,7 @@ async fn an_input_that_differs_is_replaced() {
         build_here(&nix, &base);
         let drv = scene.want(&[&top_of(&base)]).await.remove(0);
         let builder = scene.builder(&nix, "one").await;
-        scene.ends_well().await;
+        scene.press.ends_well().await;
         assert_eq!(scene.press.outcomes(&drv).await, ["succeeded"]);
         assert_built_on_published(&scene, &nix, &base).await;
         builder.stop().await;
@@ -67,7 +67,7 @@ async fn an_input_that_differs_goes_with_what_was_built_from_it() {
     let left = [build_here(&nix, &referrer), build_here(&nix, &indirect)];
     scene.want(&[&top_of(&base)]).await;
     let builder = scene.builder(&nix, "one").await;
-    scene.ends_well().await;
+    scene.press.ends_well().await;
     assert_built_on_published(&scene, &nix, &base).await;
     for path in left {
         assert_eq!(local_hash(&nix, &path), None, "{path} stays");
@@ -94,7 +94,7 @@ async fn an_input_that_differs_and_is_held_is_never_built_on() {
     assert!(outcomes.len() <= 1, "it is tried again and again: {outcomes:?}");
     assert_eq!(local_hash(&nix, &paths_of(&top_of(&base))[0]), None, "it was built");
     std::fs::remove_file(root).unwrap();
-    scene.ends_well().await;
+    scene.press.ends_well().await;
     assert_built_on_published(&scene, &nix, &base).await;
     builder.stop().await;
 }
@@ -118,7 +118,7 @@ async fn lost_is_built_again(version: Version, narinfo_too: bool) {
     let drv = scene.want(&[&top_of(&base)]).await.remove(0);
     let nix = scene.nix(version);
     let builder = scene.builder(&nix, "one").await;
-    scene.ends_well().await;
+    scene.press.ends_well().await;
     assert_eq!(scene.press.outcomes(&drv).await, ["input_missing", "succeeded"]);
     assert_built_on_published(&scene, &nix, &base).await;
     builder.stop().await;
@@ -153,14 +153,14 @@ async fn what_a_store_remembers_of_the_cache_does_not_hide_what_was_published_si
         lose(&scene, &path, true).await;
         scene.want(&[&top_of(&base)]).await;
         let other = scene.builder(&scene.nix(Version::New), "other").await;
-        scene.ends_well().await;
+        scene.press.ends_well().await;
         other.stop().await;
         let second = scene.press.check().await[&path].nar_hash().digest_as_bytes().to_vec();
         assert_ne!(first, second);
         let next = Expression::new("next", "cp $base/file $out").input("base", &base);
         let drv = scene.want(&[&next]).await.remove(0);
         let builder = scene.builder(&nix, "one").await;
-        scene.ends_well().await;
+        scene.press.ends_well().await;
         assert_eq!(scene.press.outcomes(&drv).await, ["succeeded"]);
         assert_eq!(local_hash(&nix, &path).unwrap().0.to_vec(), second);
         builder.stop().await;
@@ -180,7 +180,7 @@ async fn inputs_and_outputs_of_a_running_build_survive_a_collection() {
         nix.run("nix-store", &["--gc"]);
         assert!(local_hash(&nix, &paths_of(&base)[0]).is_some());
         scene.gates.open("slow");
-        scene.ends_well().await;
+        scene.press.ends_well().await;
         assert_eq!(scene.press.outcomes(&drv).await, ["succeeded"]);
         builder.stop().await;
     }
@@ -189,7 +189,7 @@ async fn inputs_and_outputs_of_a_running_build_survive_a_collection() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_uploaded_survives_a_collection_and_a_new_daemon() {
     let scene = Scene::start().await;
-    let expression = gated("late");
+    let expression = waiting("late");
     let path = paths_of(&expression).remove(0);
     let drv = scene.want(&[&expression]).await.remove(0);
     let nix = scene.nix(Version::New);
@@ -209,7 +209,7 @@ async fn what_is_uploaded_survives_a_collection_and_a_new_daemon() {
     nix.run("nix-store", &["--gc"]);
     assert!(local_hash(&nix, &path).is_some());
     assert_eq!(scene.press.farm.state(scene.press.job(&drv).await).await, "uploading", "it was quicker");
-    scene.ends_well().await;
+    scene.press.ends_well().await;
     assert_eq!(scene.press.outcomes(&drv).await, ["succeeded"]);
     builder.stop().await;
 }

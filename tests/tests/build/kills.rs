@@ -8,10 +8,10 @@ use harmonia_service::settings::{KNOWN, Settings};
 use harmonia_tests::eventually;
 use harmonia_tests::nixes::{Expression, Nix, Version};
 use harmonia_tests::proxy::Fault;
-use harmonia_tests::yard::settings;
+use harmonia_tests::yard::{settings, waiting};
 use tokio::sync::watch;
 
-use crate::scene::{Scene, gated, gated_pair, is_nar, local_hash, paths_of};
+use crate::scene::{Scene, gated_pair, is_nar, local_hash, paths_of};
 
 const PROCESS: &str = "HARMONIA_CI_TEST_BUILDER";
 
@@ -57,7 +57,7 @@ async fn a_builder_as_a_process() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_builder_killed_while_it_builds_begins_again_at_once_as_the_same_node() {
     let scene = Scene::start().await;
-    let drv = scene.want(&[&gated("slow")]).await.remove(0);
+    let drv = scene.want(&[&waiting("slow")]).await.remove(0);
     let nix = scene.nix(Version::New);
     let state = tempfile::tempdir().unwrap();
     let mut first = Process::start(&scene, &nix, "one", state.path()).await;
@@ -67,13 +67,13 @@ async fn a_builder_killed_while_it_builds_begins_again_at_once_as_the_same_node(
     scene.reached("slow").await;
     assert_eq!(scene.press.outcomes(&drv).await, ["interrupted"]);
     scene.gates.open("slow");
-    scene.ends_well().await;
+    scene.press.ends_well().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_killed_builder_built_is_built_by_another_when_its_lease_ends() {
     let scene = Scene::start().await;
-    let drv = scene.want(&[&gated("slow")]).await.remove(0);
+    let drv = scene.want(&[&waiting("slow")]).await.remove(0);
     let (state, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let nix = scene.nix(Version::Old);
     let mut first = Process::start(&scene, &nix, "one", state.path()).await;
@@ -84,7 +84,7 @@ async fn what_a_killed_builder_built_is_built_by_another_when_its_lease_ends() {
     let _second = Process::start(&scene, &nix, "two", other.path()).await;
     scene.reached("slow").await;
     scene.gates.open("slow");
-    scene.ends_well().await;
+    scene.press.ends_well().await;
     assert_eq!(scene.press.outcomes(&drv).await, ["node_died", "succeeded"]);
 }
 
@@ -129,7 +129,7 @@ async fn killed_while_it_uploads(scene: &Scene, nix: &Nix, state: &Path) -> (Exp
 }
 
 async fn assert_published_from(scene: &Scene, nix: &Nix, expression: &Expression) {
-    scene.ends_well().await;
+    scene.press.ends_well().await;
     let published = scene.press.check().await;
     for path in paths_of(expression) {
         let hash = local_hash(nix, &path).unwrap();

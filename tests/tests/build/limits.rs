@@ -87,7 +87,7 @@ async fn processes_that_a_build_leaves_behind_end_with_it() {
             format!("sleep {seconds} & setsid sleep {seconds} & (setsid sleep {seconds} &); echo >$out");
         scene.queue_one(&signer, &Expression::new("forks", &script)).await;
         let builder = scene.builder(version, "one", unchanged).await;
-        scene.all_is_well().await;
+        scene.press.ends_well().await;
         eventually("they end", async || !runs(&seconds.to_string())).await;
         builder.stop().await;
     }

@@ -83,7 +83,7 @@ async fn no_log_stays_on_the_node() {
         let (scene, signer) = Scene::new().await;
         scene.queue_one(&signer, &Expression::new("talkative", "echo one; echo >$out")).await;
         let builder = scene.builder(version, "one", unchanged).await;
-        scene.all_is_well().await;
+        scene.press.ends_well().await;
         let kept = builder.nix.root().join("nix/var/log/nix/drvs");
         let kept: Vec<_> = std::fs::read_dir(kept).into_iter().flatten().flatten().collect();
         assert!(kept.is_empty(), "{version:?}: {kept:?}");
@@ -134,8 +134,9 @@ async fn messages_that_a_build_forges_change_nothing() {
 async fn who_prints_too_much_is_cut_short_and_goes_on() {
     const LIMIT: usize = 1_000_000;
     let (scene, signer) = Scene::new().await;
-    // Fifty thousand lines of a thousand bytes.
-    let loud = Expression::new("loud", "yes $(printf %0999d 0) | head -c 50000000; echo >$out");
+    // Lines of a thousand bytes.
+    let bytes = if harmonia_tests::long() { 1_000_000_000 } else { 50_000_000 };
+    let loud = Expression::new("loud", &format!("yes $(printf %0999d 0) | head -c {bytes}; echo >$out"));
     let drv = scene.queue_one(&signer, &loud).await;
     let builder = scene.builder(Version::New, "one", |set| set.with("max_log_size", LIMIT.to_string())).await;
     assert_eq!(scene.end(&drv).await.state, "succeeded");
@@ -158,6 +159,25 @@ async fn followers_see_a_running_build() {
     scene.gates.open("followed");
     eventually("the second line is seen", async || tail(&scene, &drv).await == b"one\ntwo\n").await;
     scene.gates.open("end");
-    scene.all_is_well().await;
+    scene.press.ends_well().await;
     builder.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_of_a_build_that_was_given_back_is_kept_beside_the_next_one() {
+    let (scene, signer) = Scene::new().await;
+    let talkative = Expression::new("gated", &format!("echo begun; {WAIT}; echo ended; echo >$out"));
+    let drv = scene.queue_one(&signer, &talkative).await;
+    let builder = scene.builder(Version::New, "one", unchanged).await;
+    eventually("it is heard", async || tail(&scene, &drv).await == b"begun\n").await;
+    builder.term();
+    builder.term();
+    builder.ended().await.expect("it ends well");
+    scene.gates.open("gated");
+    let other = scene.builder(Version::New, "two", unchanged).await;
+    scene.press.ends_well().await;
+    let (_, all) = logs(&scene, &drv).await;
+    let all: Vec<_> = all.iter().map(|log| String::from_utf8_lossy(log)).collect();
+    assert_eq!(all, ["begun\n", "begun\nended\n"]);
+    other.stop().await;
 }

@@ -7,11 +7,11 @@ use harmonia_tests::nixes::{Expression, Version};
 use harmonia_tests::pg::{Options, Server};
 use harmonia_tests::press::{Press, RunningSigner};
 use harmonia_tests::proxy::{Fault, Proxy};
-use harmonia_tests::yard::WAIT;
+use harmonia_tests::yard::{WAIT, waiting};
 use harmonia_tests::{press, s3};
 use tokio::sync::oneshot;
 
-use crate::stage::{Scene, unchanged, waiting};
+use crate::stage::{Scene, unchanged};
 
 /// Whether clients may connect.
 async fn let_in(farm: &Farm, open: bool) {
@@ -40,7 +40,7 @@ async fn what_ends_while_postgresql_is_away_is_told_when_it_is_back() {
     let fails = Expression::new("fails", &format!("{WAIT}; exit 5"));
     let others = ["a", "b", "c", "d", "e"];
     let all = [waiting("ends"), waiting("goes-on"), fails].into_iter().chain(others.map(waiting));
-    let drvs = scene.queue(&signer, &all.collect::<Vec<_>>()).await;
+    let drvs = scene.press.want(&signer, &all.collect::<Vec<_>>()).await;
     let builder = scene.builder(Version::New, "one", |set| set.with("slots", "8")).await;
     for name in ["ends", "goes-on", "fails"].into_iter().chain(others) {
         scene.gates.arrived(name).await;
@@ -73,6 +73,32 @@ async fn what_ends_while_postgresql_is_away_is_told_when_it_is_back() {
     builder.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_builder_has_two_connections_whatever_it_does() {
+    let (scene, signer) = Scene::new().await;
+    let names: Vec<String> = (0..12).map(|number| format!("one-of-many-{number}")).collect();
+    let talkative = |name: &String| Expression::new(name, &format!("{WAIT}; seq 100; echo >$out"));
+    let many: Vec<Expression> = names.iter().map(talkative).collect();
+    scene.press.want(&signer, &many).await;
+    let admin = scene.press.farm.database.admin();
+    let connections = async || -> i64 {
+        let query = "SELECT count(*) FROM pg_stat_activity WHERE usename = $1";
+        let role = &scene.press.pool.login.role;
+        sqlx::query_scalar(query).bind(role).fetch_one(&admin).await.expect("a count")
+    };
+    // The farm's own node has the same login.
+    let others = connections().await;
+    let builder = scene.builder(Version::New, "one", |set| set.with("slots", "8")).await;
+    names.iter().for_each(|name| scene.gates.open(name));
+    let (mut most, mut settled) = (0, std::pin::pin!(scene.press.settled()));
+    while futures::poll!(settled.as_mut()).is_pending() {
+        most = most.max(connections().await - others);
+    }
+    assert!((1..=2).contains(&most), "{most}");
+    scene.press.ends_well().await;
+    builder.stop().await;
+}
+
 /// How often the NAR of a derivation's output was sent.
 fn sent(bucket: &Proxy, drv: &str) -> usize {
     let hash = &output_of(drv)["/nix/store/".len()..][..32];
@@ -98,7 +124,7 @@ async fn an_upload_waits_for_a_signer() {
     scene.press.becomes(&drv, "uploading").await;
     let _signer = signer_by(&scene, &bucket, &database).await;
     scene.hint().await;
-    scene.all_is_well().await;
+    scene.press.ends_well().await;
     assert_eq!(scene.press.outcomes(&drv).await, ["succeeded"]);
     assert_eq!(sent(&bucket, &drv), 1);
     builder.stop().await;
@@ -120,7 +146,7 @@ async fn another_signer_completes_what_the_first_gave_slots_for() {
     let _signer = signer_by(&scene, &bucket, &database).await;
     scene.hint().await;
     release.send(()).expect("it is held");
-    scene.all_is_well().await;
+    scene.press.ends_well().await;
     assert_eq!(scene.press.outcomes(&drv).await, ["succeeded"]);
     assert_eq!(sent(&bucket, &drv), 1);
     builder.stop().await;
@@ -138,7 +164,7 @@ async fn a_builder_whose_session_was_ended_registers_anew() {
     scene.hint().await;
     scene.gates.arrived("built").await;
     scene.gates.open("built");
-    scene.all_is_well().await;
+    scene.press.ends_well().await;
     assert_eq!(scene.press.outcomes(&drv).await, ["interrupted", "succeeded"]);
     let sessions = scene.sessions("one").await;
     assert_eq!(sessions.iter().map(|(_, ended)| *ended).collect::<Vec<_>>(), [true, false]);
@@ -165,7 +191,7 @@ async fn proves_itself(version: Version) {
     let builder = scene.builder_with(version, "one", "system-features =\n", unchanged).await;
     let running = scene.queue_one(&signer, &waiting("running")).await;
     scene.gates.arrived("running").await;
-    let drvs = scene.queue(&signer, &["a", "b", "c"].map(demanding)).await;
+    let drvs = scene.press.want(&signer, &["a", "b", "c"].map(demanding)).await;
     for drv in &drvs {
         scene.press.becomes(drv, "blocked").await;
         assert_eq!(scene.press.outcomes(drv).await, ["missing_feature"]);

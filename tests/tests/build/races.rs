@@ -45,7 +45,7 @@ async fn outputs_of_two_attempts_are_never_mixed() {
     let scene = Scene::start().await;
     let expression = gated_pair("pair");
     let Overtaken { drv, slow, quick, .. } = overtaken(&scene, &expression, Duration::from_secs(4)).await;
-    scene.ends_well().await;
+    scene.press.ends_well().await;
     // It ends by itself, when the signer has refused what it uploaded late.
     let (slow_nix, quick_nix) = (slow.nix.clone(), quick.nix.clone());
     slow.stop().await;
@@ -54,7 +54,7 @@ async fn outputs_of_two_attempts_are_never_mixed() {
         scene.press.outcomes(&drv).await,
         ["interrupted", "succeeded"],
         "{:#?}",
-        scene.history().await
+        scene.press.history().await
     );
     let published = scene.press.check().await;
     for path in paths_of(&expression) {
@@ -74,7 +74,7 @@ async fn an_input_that_another_slot_still_uploads_differently_is_waited_for() {
     let top = Expression::new("top", "cp $pair/file $out").input("pair", &expression);
     let drv = scene.want(&[&top]).await.remove(0);
     people::resume(&scene.press.farm.operator, node, "test").await.unwrap();
-    scene.ends_well().await;
+    scene.press.ends_well().await;
     let outcomes = scene.press.outcomes(&drv).await;
     assert!(outcomes.len() <= 2, "{outcomes:?}");
     let content = |nix: &Nix, path: &str| std::fs::read(nix.real(path)).unwrap();

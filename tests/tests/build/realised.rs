@@ -46,18 +46,24 @@ fn realisation(drv: &str, path: &str) -> Realisation {
     Realisation { name: Name::Derivation(drv), output: "out".to_owned(), path }
 }
 
-async fn realisations(press: &Press) -> Vec<String> {
-    [press.keys("realisations/").await, press.keys("build-trace-v2/").await].concat()
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn what_is_forgotten_may_come_out_otherwise() {
+/// A press that has published what [`changing`] came out as.
+async fn built() -> (Press, RunningSigner, String) {
     let (press, signer, evaluator) = start().await;
     let drv = evaluator.instantiate(&changing());
     press.evaluate(&evaluator, &signer, &drv).await;
     let building = builder(&press).await;
     press.settled().await;
     building.stop().await;
+    (press, signer, drv)
+}
+
+async fn realisations(press: &Press) -> Vec<String> {
+    [press.keys("realisations/").await, press.keys("build-trace-v2/").await].concat()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_forgotten_may_come_out_otherwise() {
+    let (press, _signer, drv) = built().await;
     let first = recorded(&press, &drv).await.expect("a path");
     assert_eq!(realisations(&press).await.len(), 2);
 
@@ -80,12 +86,7 @@ async fn what_is_forgotten_may_come_out_otherwise() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn new_keys_sign_realisations_too() {
-    let (press, signer, evaluator) = start().await;
-    let drv = evaluator.instantiate(&changing());
-    press.evaluate(&evaluator, &signer, &drv).await;
-    let building = builder(&press).await;
-    press.settled().await;
-    building.stop().await;
+    let (press, _signer, drv) = built().await;
     let realisation = realisation(&drv, &recorded(&press, &drv).await.expect("a path"));
 
     let key = SecretKey::generate("press-2").unwrap();

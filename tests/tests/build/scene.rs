@@ -1,7 +1,6 @@
 //! What tests with faults begin with: a farm whose only nodes are real builders, and builds that wait to be let on.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use harmonia_nix::database::Database;
 use harmonia_nix::{Sha256, store_path};
@@ -54,26 +53,13 @@ impl Scene {
 
     /// Wants these built; their derivations.
     pub async fn want(&self, expressions: &[&Expression]) -> Vec<String> {
-        let evaluator = shared_nix();
-        let drvs: Vec<String> = expressions.iter().map(|one| evaluator.instantiate(one)).collect();
-        let names: Vec<&str> = drvs.iter().map(String::as_str).collect();
-        self.press.evaluate_all(evaluator, &self.signer, &names).await;
-        drvs
+        self.press.want(&self.signer, expressions).await
     }
 
     /// Waits until a build has come to its gate, and forgets that it did.
     pub async fn reached(&self, name: &str) {
         self.gates.arrived(name).await;
         self.gates.forget(name);
-    }
-
-    /// Every attempt that has ended, for who reads what went wrong.
-    pub async fn history(&self) -> Vec<(String, String, Option<String>)> {
-        let admin = self.press.farm.database.admin();
-        let query = "SELECT coalesce(n.name, '') || ' ' || j.drv_path, a.outcome, a.message FROM ci.attempt a
-                     JOIN ci.job j ON j.id = a.job_id LEFT JOIN ci.session s ON s.id = a.session_id
-                     LEFT JOIN ci.node n ON n.id = s.node_id ORDER BY a.ended_at, a.id";
-        sqlx::query_as(query).fetch_all(&admin).await.unwrap()
     }
 
     /// Waits until so many attempts have ended; how.
@@ -116,19 +102,6 @@ impl Scene {
         assert!(janitor::reap(&self.press.farm.operator, lead.generation).await.unwrap() > 0);
         self.press.farm.settle().await;
     }
-
-    /// Waits for the end of all jobs, which is a good one, and looks at everything in the cache.
-    pub async fn ends_well(&self) {
-        let settled = tokio::time::timeout(Duration::from_secs(60), self.press.settled()).await;
-        let well = settled.as_ref().is_ok_and(|states| states.values().all(|state| state == "succeeded"));
-        assert!(well, "{settled:#?}\n{:#?}", self.history().await);
-        self.press.check().await;
-    }
-}
-
-/// A derivation that waits at its gate.
-pub fn gated(name: &str) -> Expression {
-    Gates::before(name, "echo \"$name\" >$out")
 }
 
 /// Two outputs that differ whenever they are built, at a gate.

@@ -1,17 +1,13 @@
 //! A press whose builds can be made to wait until a test lets them go on, and what became of them.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use harmonia_service::settings::Settings;
 use harmonia_tests::eventually;
 use harmonia_tests::nixes::{Expression, Nix, Version};
-use harmonia_tests::press::{Press, RunningSigner, shared_nix};
+use harmonia_tests::press::{Press, RunningSigner};
 use harmonia_tests::s3::{S3, Server};
 use harmonia_tests::yard::{Gates, RunningBuilder, substitutes};
-use tokio::time::timeout;
-
-const PATIENCE: Duration = Duration::from_secs(60);
 
 pub struct Scene {
     pub press: Press,
@@ -24,11 +20,6 @@ pub struct End {
     pub state: String,
     pub failure: Option<String>,
     pub error: Option<String>,
-}
-
-/// A build that succeeds when it is let.
-pub fn waiting(name: &str) -> Expression {
-    Gates::before(name, "echo $name >$out")
 }
 
 pub fn unchanged(settings: Settings) -> Settings {
@@ -77,17 +68,9 @@ impl Scene {
         RunningBuilder::start_on(&self.press, nix, name, more).await
     }
 
-    /// Evaluates them all; answers their derivations.
-    pub async fn queue(&self, signer: &RunningSigner, expressions: &[Expression]) -> Vec<String> {
-        let drvs: Vec<String> = expressions.iter().map(|it| shared_nix().instantiate(it)).collect();
-        let all: Vec<&str> = drvs.iter().map(String::as_str).collect();
-        self.press.evaluate_all(shared_nix(), signer, &all).await;
-        drvs
-    }
-
     /// Evaluates one.
     pub async fn queue_one(&self, signer: &RunningSigner, expression: &Expression) -> String {
-        self.queue(signer, std::slice::from_ref(expression)).await.remove(0)
+        self.press.want(signer, &[expression]).await.remove(0)
     }
 
     /// Waits for a job's end.
@@ -132,12 +115,5 @@ impl Scene {
     pub async fn hint(&self) {
         let stop = harmonia_queue::listen::Channel::Stop;
         harmonia_queue::listen::notify(&self.press.farm.operator, stop, "").await.expect("a hint");
-    }
-
-    /// Everything has succeeded, and the cache and the queue are sound.
-    pub async fn all_is_well(&self) {
-        let states = timeout(PATIENCE, self.press.settled()).await.expect("everything ends");
-        assert!(states.values().all(|state| state == "succeeded"), "{states:#?}");
-        self.press.check().await;
     }
 }
