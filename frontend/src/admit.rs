@@ -1,13 +1,14 @@
-//! Who may read the cache.
+//! Who may read the cache and use the API.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use axum::http::{HeaderMap, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use harmonia_nix::Sha256;
-use harmonia_queue::{Db, people};
+use harmonia_queue::Db;
+use harmonia_queue::people::{self, Scope};
 use harmonia_service::problem::Problem;
 use tokio::sync::Semaphore;
 
@@ -28,54 +29,71 @@ const LONGEST: usize = 256;
 
 const NO_TOKEN: &str =
     "the cache is private: give a read token as the password of any user, as Nix does with its netrc";
+const NO_API_TOKEN: &str = "give a token as `Authorization: Bearer …`: `harmonia-ci token create` makes one";
 const WRONG_TOKEN: &str = "this token does not exist, has expired or was revoked";
 
-/// Lets readers in. A token of any scope reads.
+/// Lets people in, as far as their tokens allow.
 pub struct Admission {
     db: Db,
     anonymous: bool,
-    good: Mutex<Tokens>,
-    refused: Mutex<Tokens>,
+    good: Mutex<Tokens<Scope>>,
+    refused: Mutex<Tokens<()>>,
     asking: Semaphore,
 }
 
 /// Tokens by the hash of their secret: no secret stays longer than the request.
-type Tokens = Memory<Sha256, ()>;
+type Tokens<T> = Memory<Sha256, T>;
 
 impl Admission {
     /// With or without tokens.
     pub fn new(db: Db, anonymous: bool) -> Self {
-        let tokens = || Mutex::new(Memory::new(Instant::now(), LIFETIME, MOST));
-        Self { db, anonymous, good: tokens(), refused: tokens(), asking: Semaphore::new(ASKING) }
+        let (good, refused) = (Mutex::new(memory()), Mutex::new(memory()));
+        Self { db, anonymous, good, refused, asking: Semaphore::new(ASKING) }
     }
 
-    /// Fails closed: who cannot be checked does not come in.
+    /// Lets a reader of the cache in. Fails closed: who cannot be checked does not come in. A token of any scope reads.
     pub async fn admit(&self, headers: &HeaderMap) -> Result<(), Problem> {
         if self.anonymous {
             return Ok(());
         }
         let secret = secret(headers).ok_or_else(|| Problem::unauthorized(NO_TOKEN))?;
-        let hash = Sha256::of(&secret);
-        if let Some(verdict) = self.remembered(&hash) {
+        self.check(&secret, true).await.map(drop)
+    }
+
+    /// Lets somebody do what takes this scope. Whoever shows a token is judged by it, even where reading takes none.
+    pub async fn require(&self, headers: &HeaderMap, needed: Scope) -> Result<(), Problem> {
+        let held = match secret(headers) {
+            // What changes something is not let through by memory: a revoked token changes nothing more.
+            Some(secret) => self.check(&secret, needed == Scope::Read).await?,
+            None if self.anonymous && !headers.contains_key(header::AUTHORIZATION) => Scope::Read,
+            None => return Err(Problem::unauthorized(NO_API_TOKEN)),
+        };
+        if held < needed { Err(forbidden(held, needed)) } else { Ok(()) }
+    }
+
+    /// What a secret allows.
+    async fn check(&self, secret: &str, by_memory: bool) -> Result<Scope, Problem> {
+        let hash = Sha256::of(secret);
+        if let Some(verdict) = self.remembered(&hash, by_memory) {
             return verdict;
         }
-        match tokio::time::timeout(PATIENCE, self.ask(&secret, hash)).await {
+        match tokio::time::timeout(PATIENCE, self.ask(secret, hash, by_memory)).await {
             Ok(verdict) => verdict,
             Err(_) => Err(unknown("no answer in time")),
         }
     }
 
-    async fn ask(&self, secret: &str, hash: Sha256) -> Result<(), Problem> {
+    async fn ask(&self, secret: &str, hash: Sha256, by_memory: bool) -> Result<Scope, Problem> {
         let _turn = self.asking.acquire().await;
         // Whoever waited for a turn may find that another request asked the same.
-        if let Some(verdict) = self.remembered(&hash) {
+        if let Some(verdict) = self.remembered(&hash, by_memory) {
             return verdict;
         }
         let asked = Instant::now();
         match people::token_scope(&self.db, secret).await {
-            Ok(Some(_)) => {
-                lock(&self.good).insert(asked, hash, (), 1);
-                Ok(())
+            Ok(Some((_, scope))) => {
+                lock(&self.good).insert(asked, hash, scope, 1);
+                Ok(scope)
             }
             Ok(None) => {
                 lock(&self.refused).insert(asked, hash, (), 1);
@@ -85,16 +103,28 @@ impl Admission {
         }
     }
 
-    fn remembered(&self, hash: &Sha256) -> Option<Result<(), Problem>> {
+    fn remembered(&self, hash: &Sha256, good_too: bool) -> Option<Result<Scope, Problem>> {
         let now = Instant::now();
-        if lock(&self.good).get(now, hash).is_some() {
-            return Some(Ok(()));
+        if good_too && let Some(scope) = lock(&self.good).get(now, hash) {
+            return Some(Ok(scope));
         }
         lock(&self.refused).get(now, hash).map(|()| Err(Problem::unauthorized(WRONG_TOKEN)))
     }
 }
 
-fn lock(tokens: &Mutex<Tokens>) -> MutexGuard<'_, Tokens> {
+fn memory<T: Clone>() -> Tokens<T> {
+    Memory::new(Instant::now(), LIFETIME, MOST)
+}
+
+fn forbidden(held: Scope, needed: Scope) -> Problem {
+    let (held, needed) = (held.as_str(), needed.as_str());
+    Problem::new(
+        StatusCode::FORBIDDEN,
+        format!("this takes a token with the scope {needed}, and yours has {held}"),
+    )
+}
+
+fn lock<T>(tokens: &Mutex<Tokens<T>>) -> MutexGuard<'_, Tokens<T>> {
     tokens.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

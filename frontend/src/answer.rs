@@ -5,23 +5,21 @@
 use std::sync::Arc;
 
 use axum::Router;
-use axum::body::{Body, Bytes};
+use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use harmonia_service::bucket::{Bucket, BucketError};
+use harmonia_service::bucket::Bucket;
 use harmonia_service::problem::Problem;
-use tokio::sync::Semaphore;
 
 use crate::admit::Admission;
 use crate::count::Counts;
-use crate::find::{Away, Finder};
+use crate::find::Finder;
 use crate::key::{Key, Kind};
-use crate::public_keys::PublicKeys;
+use crate::public_keys::{PublicKey, PublicKeys};
 use crate::redirect::redirect;
-use crate::unpack::{accepts_zstd, unpacked};
-use harmonia_service::sentence::sentence;
+use crate::shelf::{Shelf, trouble};
 
 /// Before cache.nixos.org, which has 40.
 const PRIORITY: u32 = 30;
@@ -29,13 +27,13 @@ const PRIORITY: u32 = 30;
 /// What answers are made of.
 pub struct Gateway {
     /// Who may read.
-    pub admission: Admission,
+    pub admission: Arc<Admission>,
     /// Small objects.
     pub finder: Finder,
+    /// Logs and listings.
+    pub shelf: Shelf,
     /// All others.
     pub bucket: Bucket,
-    /// The right to unpack.
-    pub unpacking: Arc<Semaphore>,
     /// `nix-cache-info`.
     pub info: Bytes,
     /// The keys that sign.
@@ -98,39 +96,7 @@ impl Gateway {
         content_type: &'static str,
         headers: &HeaderMap,
     ) -> Result<Response, Problem> {
-        let Some(opened) = self.bucket.open(object).await.map_err(trouble(object))? else {
-            return Ok(missing());
-        };
-        let packed = match opened.encoding.as_deref() {
-            None | Some("" | "identity") => false,
-            Some("zstd") => true,
-            Some(other) => {
-                tracing::warn!(object, encoding = other, "the bucket has an object that is packed otherwise");
-                return Err(Away.into());
-            }
-        };
-        let mut response = if packed && !accepts_zstd(headers) {
-            let permit =
-                self.unpacking.clone().try_acquire_owned().map_err(|_| {
-                    Problem::unavailable("too many logs are read at once: try again in a moment")
-                })?;
-            let plain = unpacked(opened.pieces, permit).map_err(|error| {
-                tracing::warn!(object, error = sentence(&error), "an object cannot be unpacked");
-                Problem::from(Away)
-            })?;
-            Body::from_stream(plain).into_response()
-        } else {
-            Body::from_stream(opened.pieces).into_response()
-        };
-        let answered = response.headers_mut();
-        answered.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
-        if packed {
-            answered.insert(header::VARY, HeaderValue::from_static("accept-encoding"));
-            if accepts_zstd(headers) {
-                answered.insert(header::CONTENT_ENCODING, HeaderValue::from_static("zstd"));
-            }
-        }
-        Ok(response)
+        Ok(self.shelf.answer(object, content_type, headers).await?.unwrap_or_else(missing))
     }
 }
 
@@ -154,16 +120,13 @@ async fn cache(
     response
 }
 
-async fn public_keys(State(gateway): State<Arc<Gateway>>, headers: HeaderMap) -> Response {
+/// The keys that sign the cache, or the lines that a `nix.conf` takes for who asks for text
+#[utoipa::path(get, path = "/api/public-keys", tag = "cache", security(()), responses(
+    (status = 200, description = "The keys", content((Vec<PublicKey> = "application/json"), (String = "text/plain"))),
+    (status = 503, description = "They are not known yet", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn public_keys(State(gateway): State<Arc<Gateway>>, headers: HeaderMap) -> Response {
     gateway.public_keys.answer(&headers).await
-}
-
-/// The sentence names neither the bucket nor the server; the log does.
-fn trouble(object: &str) -> impl FnOnce(BucketError) -> Problem {
-    move |error| {
-        tracing::warn!(object, error = sentence(&error), "the bucket did not give an object");
-        Away.into()
-    }
 }
 
 /// Whether the client has these bytes already.

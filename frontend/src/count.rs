@@ -1,10 +1,10 @@
 //! What is counted for `/metrics`.
 
 use axum::http::StatusCode;
+use harmonia_service::metrics::Metrics;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::registry::Registry;
 
 use crate::key::Kind;
 
@@ -37,14 +37,13 @@ impl EncodeLabelValue for Label {
 
 impl Counts {
     /// Shown by `metrics` from now on.
-    pub fn register(metrics: &mut Registry) -> Self {
+    pub fn register(metrics: &mut Metrics) -> Self {
         let counts = Self::default();
-        metrics.register("cache_requests", "Requests to the cache", counts.requests.clone());
-        metrics.register(
-            "cache_memory",
-            "Small objects that were in memory, or had to be asked of the bucket",
-            counts.memory.clone(),
-        );
+        let help = "Requests to the cache, by what was asked for and how it was answered";
+        metrics.add("cache_requests", &["kind", "status"], help, &counts.requests);
+        let help =
+            "Small objects of the cache that were in memory (hit), or had to be asked of the bucket (miss)";
+        metrics.add("cache_memory", &["result"], help, &counts.memory);
         counts
     }
 

@@ -1,44 +1,52 @@
-//! The frontend: for now, the cache gateway. `/cache` is a binary cache for Nix: small objects are answered from the
-//! bucket, NARs by a redirect to it, so that none of their bytes passes through this process.
+//! The frontend: the API and the cache gateway. `/api` is for people and programs. `/cache` is a binary cache for Nix: small
+//! objects are answered from the bucket, NARs by a redirect to it, so that none of their bytes passes through this process.
 
 mod admit;
 mod answer;
+mod api;
 mod count;
 mod error;
 mod find;
+mod gauge;
 mod key;
 mod public_keys;
 mod redirect;
 mod register;
 mod remember;
+mod shelf;
 mod unpack;
 
 use std::future::Future;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use axum::Router;
 use harmonia_queue::Db;
 use harmonia_service::bucket::Bucket;
 use harmonia_service::database;
 use harmonia_service::health::Health;
+use harmonia_service::metrics::Metrics;
 use harmonia_service::serve;
-use harmonia_service::settings::Settings;
-use prometheus_client::registry::Registry;
+use harmonia_service::settings::{Settings, SettingsError};
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 
+pub use count::Counts;
 pub use error::FrontendError;
+pub use gauge::Gauges;
 
 use admit::Admission;
 use answer::Gateway;
-use count::Counts;
+use api::{Api, Hub};
 use find::Finder;
 use public_keys::PublicKeys;
 use register::Registration;
+use shelf::Shelf;
 
 /// Reached from this machine only, unless the settings say more.
 const LISTEN: &str = "127.0.0.1:7777";
-/// Token checks are short and remembered; one connection more is for the registry.
-const CONNECTIONS: u32 = admit::ASKING as u32 + 1;
+/// Those who check tokens never wait for those who answer; one more is for the registry, one for the gauges.
+const CONNECTIONS: u32 = admit::ASKING as u32 + api::ASKING as u32 + 2;
 
 /// Serves until `stop` ends.
 pub async fn run(
@@ -56,24 +64,33 @@ pub struct Frontend {
     registration: Registration,
     settings: Settings,
     db: Db,
+    direct_url: String,
+    hub: Arc<Hub>,
+    gauges: Gauges,
+    closing: watch::Sender<bool>,
 }
 
 impl Frontend {
     /// Reads the settings and takes the port. The database and the bucket may be away.
     pub async fn start(settings: &Settings) -> Result<Self, FrontendError> {
-        let mut metrics = Registry::with_prefix("harmonia_ci");
+        let mut metrics = Metrics::default();
         let counts = Counts::register(&mut metrics);
+        let gauges = Gauges::register(&mut metrics);
         let db = database::connect(settings, CONNECTIONS)?;
         let bucket = Bucket::connect(settings).await?;
         let finder = Finder::new(&bucket, counts.clone());
-        let admission = Admission::new(db.clone(), settings.parse("anonymous_read")?.unwrap_or(false));
+        let anonymous = settings.parse("anonymous_read")?.unwrap_or(false);
+        let admission = Arc::new(Admission::new(db.clone(), anonymous));
+        let shelf = Shelf::new(bucket.clone());
+        let (hub, (closing, closed)) = (Arc::new(Hub::new()), watch::channel(false));
+        let api = Api::new(admission.clone(), db.clone(), shelf.clone(), hub.clone(), closed);
         let gateway = Gateway {
             admission,
             public_keys: PublicKeys::new(settings, finder.clone())?,
             finder,
             info: answer::cache_info(settings.parse("cache_priority")?),
+            shelf,
             bucket: bucket.clone(),
-            unpacking: unpack::permits(),
             counts,
         };
 
@@ -84,8 +101,10 @@ impl Frontend {
         let url = serve::own_url(settings, address)?;
         let health = Health::new(metrics, &register::CONDITIONS);
         let registration = Registration::new(url, db.clone(), bucket, health.clone());
-        let router = gateway.routes().merge(health.routes());
-        Ok(Self { listener, address, router, registration, settings: settings.clone(), db })
+        let router = api.routes().merge(gateway.routes()).merge(health.routes());
+        let direct_url = direct_url(settings)?;
+        let settings = settings.clone();
+        Ok(Self { listener, address, router, registration, settings, db, direct_url, hub, gauges, closing })
     }
 
     /// Where it listens.
@@ -96,12 +115,29 @@ impl Frontend {
     /// Answers until `stop` ends.
     pub async fn serve(self, stop: impl Future<Output = ()> + Send + 'static) -> Result<(), FrontendError> {
         tracing::info!(address = %self.address, "the frontend listens");
+        let closing = self.closing;
+        let stop = async move {
+            stop.await;
+            // Streams of events would never end by themselves.
+            closing.send_replace(true);
+        };
         let served = tokio::select! {
             served = serve::serve(self.listener, self.router, stop) => served,
             never = self.registration.keep() => match never {},
             never = database::follow(&self.settings, &self.db) => match never {},
+            never = self.hub.listen(&self.direct_url) => match never {},
+            never = self.gauges.follow(&self.db) => match never {},
         };
         self.registration.leave().await;
         served.map_err(FrontendError::Serve)
     }
+}
+
+/// Where LISTEN works.
+fn direct_url(settings: &Settings) -> Result<String, SettingsError> {
+    let url = match settings.secret("database_direct_url")? {
+        Some(direct) => direct,
+        None => settings.require_secret("database_url")?,
+    };
+    Ok(url.read()?)
 }

@@ -8,6 +8,7 @@ use base64::engine::general_purpose::STANDARD;
 use harmonia_service::problem::Problem;
 use harmonia_service::settings::{Settings, SettingsError};
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use crate::find::Finder;
 
@@ -17,10 +18,11 @@ const NONE: &str =
     "the public keys are not known: start a signer, which writes them to the bucket, or set public_keys";
 
 /// A public key.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-struct PublicKey {
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+pub struct PublicKey {
+    /// Its name
     name: String,
-    /// 32 bytes of Ed25519, in base64.
+    /// 32 bytes of Ed25519, in base64
     key: String,
 }
 

@@ -1,0 +1,124 @@
+//! The API for people and programs, under `/api/`: JSON in and out, events as they happen, errors as problem documents.
+//! `/api/openapi.json` describes it, generated from what is here.
+
+mod ask;
+mod builds;
+mod evals;
+mod events;
+mod follow;
+mod hub;
+mod leader;
+mod limits;
+mod log;
+mod nodes;
+mod openapi;
+mod page;
+mod projects;
+mod queue;
+mod stream;
+mod tokens;
+mod utf8;
+mod words;
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use axum::extract::DefaultBodyLimit;
+use axum::middleware::from_fn_with_state;
+use axum::{Json, Router};
+use harmonia_queue::Db;
+use tokio::sync::{Semaphore, SemaphorePermit, watch};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::admit::Admission;
+use crate::shelf::Shelf;
+
+pub use hub::Hub;
+use stream::Streams;
+
+/// Questions of the API to the database at once. Other connections are left to those who check tokens.
+pub const ASKING: usize = 8;
+
+/// What answers are made of.
+pub struct Api {
+    admission: Arc<Admission>,
+    db: Db,
+    asking: Semaphore,
+    requests: Semaphore,
+    shelf: Shelf,
+    hub: Arc<Hub>,
+    streams: Streams,
+}
+
+/// The right to ask the database.
+struct Turn<'a> {
+    db: &'a Db,
+    _permit: Option<SemaphorePermit<'a>>,
+}
+
+impl Deref for Turn<'_> {
+    type Target = Db;
+
+    fn deref(&self) -> &Db {
+        self.db
+    }
+}
+
+impl Api {
+    /// Streams of events end when `closing` says so.
+    pub fn new(
+        admission: Arc<Admission>,
+        db: Db,
+        shelf: Shelf,
+        hub: Arc<Hub>,
+        closing: watch::Receiver<bool>,
+    ) -> Self {
+        let (asking, requests) = (Semaphore::new(ASKING), Semaphore::new(limits::REQUESTS));
+        Self { admission, db, asking, requests, shelf, hub, streams: Streams::new(closing) }
+    }
+
+    async fn db(&self) -> Turn<'_> {
+        Turn { db: &self.db, _permit: self.asking.acquire().await.ok() }
+    }
+
+    /// The pages, and what is said where there is none.
+    pub fn routes(self) -> Router {
+        let api = Arc::new(self);
+        let (router, description) = resources().split_for_parts();
+        let description = axum::routing::get(|| async move { Json(description) });
+        router
+            .route("/api/openapi.json", description)
+            .method_not_allowed_fallback(limits::wrong_method)
+            .layer(DefaultBodyLimit::max(limits::BODY))
+            .layer(from_fn_with_state(api.clone(), limits::keep))
+            .fallback(limits::unknown)
+            .with_state(api)
+    }
+}
+
+/// Every route with its description. The table of contents.
+fn resources() -> OpenApiRouter<Arc<Api>> {
+    let api = OpenApiRouter::new()
+        .routes(routes!(evals::list, evals::create))
+        .routes(routes!(evals::get))
+        .routes(routes!(evals::cancel))
+        .routes(routes!(evals::re_evaluate))
+        .routes(routes!(evals::rebuild_failed))
+        .routes(routes!(builds::list))
+        .routes(routes!(builds::get))
+        .routes(routes!(builds::why))
+        .routes(routes!(log::read))
+        .routes(routes!(builds::rebuild))
+        .routes(routes!(builds::cancel))
+        .routes(routes!(events::listen))
+        .routes(routes!(nodes::list))
+        .routes(routes!(nodes::drain, nodes::resume))
+        .routes(routes!(queue::look))
+        .routes(routes!(projects::list, projects::add))
+        .routes(routes!(projects::change, projects::remove))
+        .routes(routes!(tokens::list, tokens::create, tokens::revoke_by_name))
+        .routes(routes!(tokens::revoke))
+        .routes(routes!(leader::show));
+    OpenApiRouter::with_openapi(openapi::frame()).nest("/api", api)
+}

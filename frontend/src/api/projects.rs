@@ -1,0 +1,195 @@
+//! `/api/projects`
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::IntoResponse;
+use harmonia_queue::{Db, people, projects};
+use harmonia_service::api::{Changed, Project, ProjectChange};
+use harmonia_service::problem::Problem;
+use harmonia_service::quantity::Span;
+
+use super::ask::{Admin, Body, Name, Reader};
+use super::openapi::{Objections, Refusals};
+use super::{Api, words};
+
+/// Evaluations are kept for an hour at least: whoever looks shall find them.
+const LEAST: Duration = Duration::from_secs(3600);
+
+/// All projects, by name
+#[utoipa::path(get, path = "/projects", operation_id = "list_projects", tag = "projects",
+    responses((status = 200, description = "The projects", body = Vec<Project>), Refusals))]
+pub async fn list(_: Reader, State(api): State<Arc<Api>>) -> Result<Json<Vec<Project>>, Problem> {
+    Ok(Json(projects::list(&*api.db().await).await?.into_iter().map(shown).collect()))
+}
+
+/// Make a project
+#[utoipa::path(post, path = "/projects", operation_id = "add_project", tag = "projects", request_body = ProjectChange,
+    responses((status = 201, description = "The project", body = Project, headers(("Location" = String))), Objections))]
+pub async fn add(
+    _: Admin,
+    State(api): State<Arc<Api>>,
+    Body(change): Body<ProjectChange>,
+) -> Result<impl IntoResponse, Problem> {
+    let name = change
+        .name
+        .clone()
+        .ok_or_else(|| Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "a project needs a `name`"))?;
+    words::name("a project", &name)?;
+    let db = api.db().await;
+    if projects::get(&db, &name).await?.is_some() {
+        return Err(Problem::conflict(format!(
+            "there is a project {name} already: PATCH /api/projects/{name} changes it"
+        )));
+    }
+    let project = put(&db, changed(people::Project::new(&name), &change)?).await?;
+    Ok((StatusCode::CREATED, [(header::LOCATION, location(&name))], Json(project)))
+}
+
+/// Change a project; what is left out stays as it is
+#[utoipa::path(patch, path = "/projects/{name}", operation_id = "change_project", tag = "projects", request_body = ProjectChange,
+    params(("name" = String, Path, description = "Its name", pattern = r"^[^\x00]+$")),
+    responses((status = 200, description = "As it is now", body = Project), Objections))]
+pub async fn change(
+    _: Admin,
+    State(api): State<Arc<Api>>,
+    Name(name): Name,
+    Body(change): Body<ProjectChange>,
+) -> Result<Json<Project>, Problem> {
+    if change.name.as_ref().is_some_and(|other| *other != name) {
+        return Err(Problem::bad_request("a project keeps its name: make another, and remove this one"));
+    }
+    let db = api.db().await;
+    let project = projects::get(&db, &name).await?.ok_or_else(|| unknown(&name))?;
+    let project = people::Project {
+        name: &name,
+        shares: project.shares,
+        max_concurrent: project.max_concurrent,
+        pools: project.pools,
+        untrusted_pools: project.untrusted_pools,
+        paused: project.paused,
+        retention: project.retention,
+    };
+    Ok(Json(put(&db, changed(project, &change)?).await?))
+}
+
+/// Cancel a project's evaluations and hide it; its history stays
+#[utoipa::path(delete, path = "/projects/{name}", operation_id = "remove_project", tag = "projects",
+    params(("name" = String, Path, description = "Its name", pattern = r"^[^\x00]+$")),
+    responses((status = 200, description = "It is gone", body = Changed), Objections))]
+pub async fn remove(
+    _: Admin,
+    State(api): State<Arc<Api>>,
+    Name(name): Name,
+) -> Result<Json<Changed>, Problem> {
+    match people::remove_project(&*api.db().await, &name).await? {
+        true => Ok(Json(Changed { changed: 1 })),
+        false => Err(unknown(&name)),
+    }
+}
+
+fn changed<'a>(
+    mut project: people::Project<'a>,
+    change: &ProjectChange,
+) -> Result<people::Project<'a>, Problem> {
+    if let Some(shares) = change.shares {
+        project.shares = within("shares", shares, 1, 1_000_000)?;
+    }
+    if let Some(most) = change.max_concurrent {
+        project.max_concurrent = most.map(|most| within("max_concurrent", most, 0, 10_000)).transpose()?;
+    }
+    if let Some(pools) = &change.pools {
+        project.pools = pools.clone();
+    }
+    if let Some(pools) = &change.untrusted_pools {
+        project.untrusted_pools = pools.clone();
+    }
+    if let Some(paused) = change.paused {
+        project.paused = paused;
+    }
+    if let Some(retention) = &change.retention {
+        project.retention = words::time("retention", retention, LEAST)?;
+    }
+    Ok(project)
+}
+
+fn within(what: &str, number: i32, least: i32, most: i32) -> Result<i32, Problem> {
+    if (least..=most).contains(&number) {
+        return Ok(number);
+    }
+    Err(Problem::bad_request(format!("{what} is {number}: give {least} to {most}")))
+}
+
+async fn put(db: &Db, project: people::Project<'_>) -> Result<Project, Problem> {
+    people::put_project(db, &project).await?;
+    let found = projects::get(db, project.name).await?;
+    found.map(shown).ok_or_else(|| unknown(project.name))
+}
+
+fn unknown(name: &str) -> Problem {
+    Problem::not_found(format!("there is no project {name}"))
+}
+
+/// The name may have anything that can be typed.
+fn location(name: &str) -> String {
+    name.bytes().fold("/api/projects/".to_owned(), |path, byte| match byte {
+        b'0'..=b'9' | b'A'..=b'Z' | b'a'..=b'z' | b'-' | b'.' | b'_' | b'~' => {
+            path + &char::from(byte).to_string()
+        }
+        _ => format!("{path}%{byte:02X}"),
+    })
+}
+
+fn shown(found: projects::Project) -> Project {
+    Project {
+        name: found.name,
+        shares: found.shares,
+        max_concurrent: found.max_concurrent,
+        pools: found.pools,
+        untrusted_pools: found.untrusted_pools,
+        paused: found.paused,
+        retention: Span(found.retention).to_string(),
+        used: found.used,
+        ready: found.ready,
+        running: found.running,
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_out_stays_and_null_takes_a_limit_away() {
+        let project = people::Project {
+            max_concurrent: Some(3),
+            pools: Some(vec!["x86".to_owned()]),
+            ..people::Project::new("main")
+        };
+        let change =
+            ProjectChange { max_concurrent: Some(None), paused: Some(true), ..ProjectChange::default() };
+        let project = changed(project, &change).unwrap();
+        assert_eq!((project.max_concurrent, project.paused, project.shares), (None, true, 100));
+        assert_eq!(project.pools, Some(vec!["x86".to_owned()]));
+    }
+
+    #[test]
+    fn what_is_out_of_bounds_is_refused() {
+        for change in [
+            ProjectChange { shares: Some(0), ..ProjectChange::default() },
+            ProjectChange { max_concurrent: Some(Some(-1)), ..ProjectChange::default() },
+            ProjectChange { retention: Some("1s".to_owned()), ..ProjectChange::default() },
+        ] {
+            assert!(changed(people::Project::new("main"), &change).is_err(), "{change:?}");
+        }
+    }
+
+    #[test]
+    fn an_address_has_its_name_escaped() {
+        assert_eq!(location("acme/my dots"), "/api/projects/acme%2Fmy%20dots");
+    }
+}

@@ -1,0 +1,12 @@
+//! The API over real HTTP, before a real PostgreSQL and a real S3 server, one module a concern.
+
+mod auth;
+mod bad_input;
+mod builds;
+mod desk;
+mod evals;
+mod events;
+mod fuzz;
+mod log;
+mod people;
+mod sse;
