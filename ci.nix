@@ -1,0 +1,2 @@
+# What a farm that is given this repository builds.
+import ./docs/demo

@@ -1,0 +1,66 @@
+//! What `walk.nix` tells.
+
+use serde::Deserialize;
+
+/// One line of it.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Event {
+    /// This attribute is looked at now.
+    At(Vec<String>),
+    /// It is a derivation.
+    Found {
+        /// The attribute.
+        path: Vec<String>,
+        /// The derivation, if what is evaluated tells the truth.
+        drv: serde_json::Value,
+    },
+    /// It is a set that is entered.
+    Within {
+        /// The attribute.
+        path: Vec<String>,
+        /// How many attributes it has.
+        count: usize,
+    },
+    /// It throws, or an assertion fails.
+    Threw(Vec<String>),
+    /// Somebody named it, and it is no derivation.
+    Other {
+        /// The attribute.
+        path: Vec<String>,
+        /// What it is instead.
+        r#type: String,
+    },
+    /// Somebody named it, and it is not there.
+    Missing {
+        /// The attribute.
+        path: Vec<String>,
+        /// As far as it is there.
+        within: Vec<String>,
+        /// Some names of what is there instead.
+        names: Vec<String>,
+    },
+}
+
+/// Reads a line of a child's errors; None if it is not one of ours.
+pub fn read(line: &str, mark: &str) -> Option<Event> {
+    serde_json::from_str(line.strip_prefix("trace: ")?.strip_prefix(mark)?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_has_the_mark_is_ours() {
+        assert_eq!(read("trace: m{\"at\":[\"a\"]}", "m"), Some(Event::At(vec!["a".to_owned()])));
+        assert_eq!(read("trace: {\"at\":[\"a\"]}", "m"), None);
+        assert_eq!(read("error: m", "m"), None);
+    }
+
+    #[test]
+    fn a_derivation_may_be_anything() {
+        let event = read("trace: m{\"found\":{\"path\":[],\"drv\":{\"x\":1}}}", "m");
+        assert!(matches!(event, Some(Event::Found { drv, .. }) if drv.as_str().is_none()));
+    }
+}

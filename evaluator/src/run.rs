@@ -1,0 +1,264 @@
+//! `harmonia-ci evaluator`.
+
+use std::future::Future;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use harmonia_builder::persist::persist;
+use harmonia_builder::roots::Roots;
+use harmonia_builder::store::Store;
+use harmonia_builder::upload::{UploadError, http_client};
+use harmonia_nix::daemon::Options;
+use harmonia_queue::Db;
+use harmonia_queue::evaluations;
+use harmonia_queue::listen::{Channel, Listener};
+use harmonia_queue::replica::{self, Replica};
+use harmonia_queue::resolver::Resolver;
+use harmonia_service::health::Health;
+use harmonia_service::metrics::Metrics;
+use harmonia_service::sentence::sentence;
+use harmonia_service::settings::{Settings, SettingsError};
+use harmonia_service::{database, serve};
+use thiserror::Error;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use uuid::Uuid;
+
+use crate::config::Config;
+use crate::count::Counts;
+use crate::nix;
+use crate::work::{End, work};
+
+/// Reached from this machine only, unless the settings say more.
+const LISTEN: &str = "127.0.0.1:7780";
+/// Connections to the database, beside those of each worker: for the registry and the resolver.
+const CONNECTIONS: u32 = 2;
+/// How often an evaluator looks for work that nobody told it of.
+const POLL: Duration = Duration::from_secs(10);
+/// How soon something that is away is tried again.
+const RETRY: Duration = Duration::from_secs(2);
+/// How long the database has to hear that this process ends.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// Why an evaluator does not run.
+#[derive(Debug, Error)]
+pub enum EvaluatorError {
+    /// It is configured wrongly.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    /// There is nowhere to work.
+    #[error("{} cannot be used: set HARMONIA_CI_STATE_DIR to a directory of this evaluator's own", path.display())]
+    State {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The HTTP client cannot be made.
+    #[error("HTTPS cannot be used")]
+    Http(#[from] UploadError),
+    /// The port is taken, for one.
+    #[error("cannot serve on {address}")]
+    Serve {
+        /// Where.
+        address: String,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// What all workers share.
+pub struct Evaluator {
+    pub(crate) config: Config,
+    pub(crate) db: Db,
+    pub(crate) store: Arc<Store>,
+    pub(crate) roots: Arc<Roots>,
+    pub(crate) resolver: Arc<Resolver>,
+    pub(crate) http: reqwest::Client,
+    /// Where signers are.
+    pub(crate) signers: watch::Sender<Vec<String>>,
+    /// Counts reasons to look at the queue.
+    hints: watch::Sender<u64>,
+    direct_url: String,
+    health: Health,
+    counts: Counts,
+}
+
+/// Runs until `stop` ends; what is being evaluated then is anybody's.
+pub async fn run(settings: &Settings, stop: impl Future<Output = ()>) -> Result<(), EvaluatorError> {
+    let evaluator = Arc::new(Evaluator::new(settings)?);
+    let address = settings.get("listen").unwrap_or(LISTEN);
+    let failed = |source| EvaluatorError::Serve { address: address.to_owned(), source };
+    let (listener, bound) = serve::bind(address).await.map_err(failed)?;
+    let replica =
+        Replica { id: Uuid::now_v7(), role: "evaluator".into(), url: serve::own_url(settings, bound)? };
+    tracing::info!(%bound, node = evaluator.config.node, workers = evaluator.config.workers, "evaluator");
+    let mut workers = JoinSet::new();
+    let ended = tokio::select! {
+        served = serve::serve(listener, evaluator.health.routes(), std::future::pending()) => served.map_err(failed),
+        () = evaluator.live(&replica, &mut workers) => Ok(()),
+        never = database::follow(settings, &evaluator.db) => match never {},
+        () = stop => Ok(()),
+    };
+    // Their children die with them.
+    workers.shutdown().await;
+    evaluator.leave(&replica).await;
+    ended
+}
+
+impl Evaluator {
+    fn new(settings: &Settings) -> Result<Self, EvaluatorError> {
+        let config = Config::read(settings)?;
+        let work = nix::directory(&config.state);
+        let made = nix::clear(&work).and_then(|()| std::fs::create_dir_all(&work));
+        made.map_err(|source| EvaluatorError::State { path: work, source })?;
+        let url = match settings.secret("database_direct_url")? {
+            Some(direct) => direct,
+            None => settings.require_secret("database_url")?,
+        };
+        let store = Arc::new(Store::new(config.daemon.clone(), config.root.clone(), Options::default()));
+        let mut metrics = Metrics::default();
+        Ok(Self {
+            db: database::connect(settings, CONNECTIONS + 2 * u32::try_from(config.workers).unwrap_or(1))?,
+            roots: Roots::new(Arc::clone(&store)),
+            store,
+            resolver: Arc::default(),
+            http: http_client()?,
+            signers: watch::Sender::new(Vec::new()),
+            hints: watch::Sender::new(0),
+            direct_url: url.read().map_err(SettingsError::from)?,
+            counts: Counts::register(&mut metrics),
+            health: Health::new(metrics, &["database", "store"]),
+            config,
+        })
+    }
+
+    /// Takes back what a former process of this name had, and works.
+    async fn live(self: &Arc<Self>, replica: &Replica, workers: &mut JoinSet<()>) {
+        for worker in 0..self.config.workers {
+            self.release(worker, false).await;
+            let evaluator = Arc::clone(self);
+            workers.spawn(async move { evaluator.work(worker).await });
+        }
+        tokio::join!(
+            self.beat(replica),
+            self.listen(),
+            self.follow_signers(),
+            self.keep_roots(),
+            self.resolver.run(&self.db)
+        );
+    }
+
+    /// One evaluation after the other.
+    async fn work(&self, worker: usize) {
+        let name = self.config.claimant(worker);
+        let mut hints = self.hints.subscribe();
+        loop {
+            self.reach_store().await;
+            match evaluations::claim(&self.db, &name).await {
+                Ok(Some(claimed)) => {
+                    let measure = self.counts.begin();
+                    let end = work(self, &claimed, &mut hints).await;
+                    measure.end(end);
+                    if end == End::Later {
+                        self.release(worker, true).await;
+                        sleep(RETRY).await;
+                    }
+                    continue;
+                }
+                Ok(None) => {}
+                Err(error) => tracing::debug!(error = sentence(&error), "nothing can be claimed"),
+            }
+            if hints.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    async fn release(&self, worker: usize, kindly: bool) {
+        let name = self.config.claimant(worker);
+        persist(|| evaluations::release(&self.db, &name, kindly)).await;
+    }
+
+    /// Nothing is claimed while the store is away.
+    async fn reach_store(&self) {
+        loop {
+            match self.store.connect(&self.store.options()).await {
+                Ok(_) => return self.health.set("store", Ok(())),
+                Err(error) => self.health.set("store", Err(sentence(&error))),
+            }
+            sleep(RETRY).await;
+        }
+    }
+
+    async fn listen(&self) {
+        let mut listener = Listener::connect(&self.direct_url, &[Channel::Evaluation], POLL).await;
+        loop {
+            self.hints.send_modify(|count| *count += 1);
+            listener.next().await;
+        }
+    }
+
+    async fn beat(&self, replica: &Replica) {
+        loop {
+            let beat = replica.beat(&self.db).await;
+            let pause = if beat.is_ok() { replica::BEAT } else { RETRY };
+            self.health.set("database", beat.map_err(|error| sentence(&error)));
+            sleep(pause).await;
+        }
+    }
+
+    async fn follow_signers(&self) {
+        loop {
+            sleep(RETRY).await;
+            // Nobody asks where they are while nothing is evaluated.
+            if self.signers.receiver_count() > 0
+                && let Err(error) = self.find_signers().await
+            {
+                tracing::debug!(error = sentence(&error), "signers are not known");
+            }
+        }
+    }
+
+    /// Asks the registry where signers are.
+    pub(crate) async fn find_signers(&self) -> harmonia_queue::Result<()> {
+        let replicas = replica::healthy(&self.db).await?;
+        let urls: Vec<String> = replicas
+            .into_iter()
+            .filter(|replica| replica.role == "signer")
+            .map(|replica| replica.url)
+            .collect();
+        self.signers.send_replace(urls);
+        Ok(())
+    }
+
+    /// Roots go with the daemon that keeps them.
+    async fn keep_roots(&self) {
+        loop {
+            sleep(RETRY).await;
+            let kept = async {
+                self.roots.keep().await?;
+                self.roots.tidy_now_and_then().await
+            };
+            if let Err(error) = kept.await {
+                tracing::debug!(error = sentence(&error), "roots cannot be kept");
+            }
+        }
+    }
+
+    /// Says at once what leases would show in a minute.
+    async fn leave(&self, replica: &Replica) {
+        let farewell = async {
+            for worker in 0..self.config.workers {
+                evaluations::release(&self.db, &self.config.claimant(worker), true).await?;
+            }
+            replica.leave(&self.db).await
+        };
+        if !matches!(timeout(FAREWELL, farewell).await, Ok(Ok(()))) {
+            tracing::debug!("the database is away: leases end by themselves");
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! One evaluation, from claim to complete.
+
+use std::path::Path;
+use std::time::Duration;
+
+use harmonia_builder::persist::persist;
+use harmonia_builder::store::StoreError;
+use harmonia_builder::upload::{Limits as UploadLimits, SignerError, UploadError, Uploader};
+use harmonia_queue::evaluations::{self, Claimed};
+use harmonia_queue::ingest::Ingest;
+use harmonia_queue::people::{self, Ending};
+use harmonia_service::protocol::Token;
+use harmonia_service::sentence::sentence;
+use tokio::sync::mpsc::unbounded_channel;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
+
+use crate::attr;
+use crate::child::Bounds;
+use crate::evaluate::{EvaluateError, Task, evaluate};
+use crate::expression::Expression;
+use crate::git;
+use crate::graph::{Graph, GraphError};
+use crate::nix::Workplace;
+use crate::run::Evaluator;
+use crate::source::{Source, SourceError};
+use crate::{flake, git::BRANCH};
+
+/// A lease lasts for four of these.
+const KEEP: Duration = Duration::from_secs(15);
+
+/// How an evaluation ended here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// Its graph is known.
+    Complete,
+    /// It cannot be evaluated, and the queue knows why.
+    Aborted,
+    /// It was cancelled, or is somebody else's.
+    Left,
+    /// Something else than the evaluation is broken: it is to be tried again later.
+    Later,
+}
+
+/// Why an evaluation does not come to its end here.
+enum Stop {
+    /// A person has to change something.
+    Abort(String),
+    /// The queue does not want it any more.
+    Left,
+    /// The database, the signers or the Nix daemon are away.
+    Later(String),
+}
+
+impl From<harmonia_queue::Error> for Stop {
+    fn from(error: harmonia_queue::Error) -> Self {
+        match error {
+            error if error.is_transient() => Self::Later(sentence(&error)),
+            harmonia_queue::Error::WrongState(_) => Self::Left,
+            error => Self::Abort(sentence(&error)),
+        }
+    }
+}
+
+impl From<GraphError> for Stop {
+    fn from(error: GraphError) -> Self {
+        match error {
+            GraphError::Queue(error) => error.into(),
+            GraphError::Upload(UploadError::Signer(SignerError::SessionOver)) => Self::Left,
+            GraphError::Stopping
+            | GraphError::Store(StoreError::Daemon(_) | StoreError::Stopping)
+            | GraphError::Upload(
+                UploadError::Signer(_) | UploadError::Bucket { .. } | UploadError::Stopping,
+            ) => Self::Later(sentence(&error)),
+            error => Self::Abort(sentence(&error)),
+        }
+    }
+}
+
+impl From<EvaluateError> for Stop {
+    fn from(error: EvaluateError) -> Self {
+        Self::Abort(sentence(&error))
+    }
+}
+
+impl From<SourceError> for Stop {
+    fn from(error: SourceError) -> Self {
+        Self::Abort(error.to_string())
+    }
+}
+
+/// Evaluates what was claimed, for as long as it is ours. `hints` are reasons to ask whether it still is.
+pub async fn work(evaluator: &Evaluator, claimed: &Claimed, hints: &mut watch::Receiver<u64>) -> End {
+    let begun = Instant::now();
+    tracing::info!(evaluation = claimed.id, attempt = claimed.attempt, source = claimed.source, "claimed");
+    evaluations::tell(&evaluator.db, claimed.id).await;
+    let ended = tokio::select! {
+        ended = evaluate_all(evaluator, claimed) => ended,
+        () = lost(evaluator, claimed, hints) => Err(Stop::Left),
+    };
+    let took = format!("{:.2} s", begun.elapsed().as_secs_f64());
+    let end = match ended {
+        Ok((derivations, errors)) => {
+            tracing::info!(evaluation = claimed.id, took, derivations, errors, "evaluated");
+            End::Complete
+        }
+        Err(Stop::Abort(error)) => {
+            tracing::info!(evaluation = claimed.id, took, error, "aborted");
+            abort(evaluator, claimed, &error).await
+        }
+        Err(Stop::Left) => {
+            tracing::info!(evaluation = claimed.id, took, "not wanted from here any more");
+            End::Left
+        }
+        Err(Stop::Later(reason)) => {
+            tracing::warn!(evaluation = claimed.id, took, reason, "put off");
+            End::Later
+        }
+    };
+    evaluations::tell(&evaluator.db, claimed.id).await;
+    end
+}
+
+/// Ends when the evaluation is not ours any more. While the database is away nobody else can have it either.
+async fn lost(evaluator: &Evaluator, claimed: &Claimed, hints: &mut watch::Receiver<u64>) {
+    loop {
+        tokio::select! {
+            () = sleep(KEEP) => {}
+            Ok(()) = hints.changed() => {}
+        }
+        match evaluations::keep(&evaluator.db, claimed.id, claimed.attempt, None).await {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(error) => tracing::debug!(error = sentence(&error), "not heard"),
+        }
+    }
+}
+
+async fn abort(evaluator: &Evaluator, claimed: &Claimed, error: &str) -> End {
+    let db = &evaluator.db;
+    let ours = persist(|| evaluations::keep(db, claimed.id, claimed.attempt, None)).await;
+    if ours != Some(true) {
+        return End::Left;
+    }
+    persist(|| people::end_evaluation(db, claimed.id, Ending::Aborted, Some(error))).await;
+    evaluator.resolver.nudge();
+    End::Aborted
+}
+
+async fn evaluate_all(evaluator: &Evaluator, claimed: &Claimed) -> Result<(usize, usize), Stop> {
+    let limits = evaluator.config.limits;
+    let bounds = Bounds { until: Instant::now() + limits.timeout, memory: limits.memory };
+    let place = Workplace::make(&evaluator.config, &claimed.id.to_string())
+        .map_err(|error| Stop::Abort(format!("the evaluator has no place to work: {error}")))?;
+    let task = prepare(evaluator, claimed, &place, bounds).await?;
+    let graph = begin(evaluator, claimed).await?;
+    let (tell, hear) = unbounded_channel();
+    let evaluated = async {
+        let evaluated = evaluate(&place, &task, limits, bounds.until, &tell).await;
+        drop(tell);
+        evaluated.map_err(Stop::from)
+    };
+    let written = async { graph.write(hear).await.map_err(Stop::from) };
+    let (errors, graph) = tokio::try_join!(evaluated, written)?;
+    Ok(graph.complete(errors).await?)
+}
+
+async fn begin(evaluator: &Evaluator, claimed: &Claimed) -> Result<Graph, Stop> {
+    let ingest = Ingest::of(&evaluator.db, claimed.id);
+    let token = Token::Evaluation { id: claimed.id, secret: ingest.token().await? };
+    evaluator.find_signers().await?;
+    let signers = evaluator.signers.subscribe();
+    let uploader = Uploader::new(evaluator.http.clone(), signers, &token, UploadLimits::default());
+    Ok(Graph::new(evaluator, ingest, uploader))
+}
+
+/// Fetches the source and says what there is to evaluate in it.
+async fn prepare(
+    evaluator: &Evaluator,
+    claimed: &Claimed,
+    place: &Workplace,
+    bounds: Bounds,
+) -> Result<Task, Stop> {
+    let attrs = claimed.attrs.iter().map(|text| attr::parse(text)).collect::<Result<Vec<_>, _>>();
+    let attrs = attrs.map_err(|error| Stop::Abort(error.to_string()))?;
+    let source = Source::parse(&claimed.source, claimed.commit.as_deref())?;
+    let local = evaluator.config.local_sources;
+    if source.is_local() && !local {
+        return Err(SourceError::Local(claimed.source.clone()).into());
+    }
+    match source {
+        Source::Directory(directory) => {
+            let reference = directory.display().to_string();
+            offered(place, &directory, &directory, &reference, attrs, bounds).await
+        }
+        Source::Git { url, at } => {
+            let fetched = git::fetch(place, &url, &at, local, bounds).await;
+            let checkout = fetched.map_err(|error| Stop::Abort(error.to_string()))?;
+            found(evaluator, claimed, &checkout.commit).await?;
+            let repository = checkout.repository.display();
+            let reference = format!("git+file://{repository}?ref={BRANCH}&rev={}&shallow=1", checkout.commit);
+            offered(place, &checkout.files, Path::new(&url), &reference, attrs, bounds).await
+        }
+        Source::Flake(reference) => {
+            let (task, commit) = locked(place, &reference, attrs, bounds).await?;
+            if let Some(commit) = commit {
+                found(evaluator, claimed, &commit).await?;
+            }
+            Ok(task)
+        }
+    }
+}
+
+/// Says which commit it is.
+async fn found(evaluator: &Evaluator, claimed: &Claimed, commit: &str) -> Result<(), Stop> {
+    match evaluations::keep(&evaluator.db, claimed.id, claimed.attempt, Some(commit)).await? {
+        true => Ok(()),
+        false => Err(Stop::Left),
+    }
+}
+
+/// What a directory offers: `ci.nix`, a flake, or `default.nix`.
+async fn offered(
+    place: &Workplace,
+    files: &Path,
+    shown: &Path,
+    reference: &str,
+    attrs: Vec<Vec<String>>,
+    bounds: Bounds,
+) -> Result<Task, Stop> {
+    let shown = shown.display();
+    let has = |name: &str| files.join(name).exists();
+    if !files.is_dir() {
+        return Err(Stop::Abort(format!("there is no directory {shown}: check its name")));
+    }
+    let classic = |name: &str| Task {
+        expression: Expression::file(&files.join(name)),
+        pure: false,
+        attrs: if attrs.is_empty() { vec![Vec::new()] } else { attrs.clone() },
+        shown_as: vec![format!("{}/", files.display())],
+    };
+    match () {
+        () if has("ci.nix") => Ok(classic("ci.nix")),
+        () if has("flake.nix") => Ok(locked(place, reference, attrs, bounds).await?.0),
+        () if has("default.nix") => Ok(classic("default.nix")),
+        () => Err(Stop::Abort(format!(
+            "{shown} has nothing to evaluate: add a ci.nix, a flake.nix or a default.nix at its top"
+        ))),
+    }
+}
+
+/// The checks of a flake for all systems, unless others are asked for; and its commit.
+async fn locked(
+    place: &Workplace,
+    reference: &str,
+    attrs: Vec<Vec<String>>,
+    bounds: Bounds,
+) -> Result<(Task, Option<String>), Stop> {
+    let locked =
+        flake::lock(place, reference, bounds).await.map_err(|error| Stop::Abort(error.to_string()))?;
+    let attrs = if attrs.is_empty() { vec![vec!["checks".to_owned()]] } else { attrs };
+    let task = Task {
+        expression: Expression::flake(&locked.reference),
+        pure: true,
+        attrs,
+        shown_as: locked.shown_as,
+    };
+    Ok((task, locked.commit))
+}

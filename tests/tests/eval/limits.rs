@@ -1,0 +1,46 @@
+//! What takes too long, too much or is too many ends with a sentence, and disturbs nothing else.
+
+use harmonia_tests::nixes::Version;
+
+use crate::scene::{ENDLESS, Scene};
+
+#[tokio::test]
+async fn an_evaluation_that_never_ends_is_stopped() {
+    let scene = Scene::with(Version::Old, |settings| settings.with("eval_timeout", "3s")).await;
+    scene.write(
+        "default.nix",
+        &format!("{{ a = make \"a\"; endless = builtins.seq {ENDLESS} (make \"b\"); }}"),
+    );
+    let error = scene.refused(scene.path()).await;
+    assert!(
+        error.contains("evaluating endless was stopped") && error.contains("HARMONIA_CI_EVAL_TIMEOUT"),
+        "{error}"
+    );
+    assert!(scene.workplaces().is_empty());
+    scene.write("default.nix", r#"{ b = make "b"; }"#);
+    let next = scene.evaluate(scene.path(), &[]).await;
+    assert_eq!(scene.built(&next).await, ["b"]);
+}
+
+#[tokio::test]
+async fn an_evaluation_that_eats_memory_is_stopped() {
+    for version in Version::ALL {
+        let scene = Scene::with(version, |settings| settings.with("eval_memory", "300MiB")).await;
+        let hog = "builtins.deepSeq (builtins.genList (i: builtins.genList (j: i + j) 100000) 100000)";
+        scene.write("default.nix", &format!("{{ a = make \"a\"; hog = {hog} (make \"b\"); }}"));
+        let error = scene.refused(scene.path()).await;
+        assert!(
+            error.contains("evaluating hog was stopped") && error.contains("HARMONIA_CI_EVAL_MEMORY"),
+            "{error}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn too_many_attributes_are_refused_before_they_are_evaluated() {
+    let scene = Scene::start(Version::Old).await;
+    let many = "builtins.listToAttrs (builtins.genList (i: { name = \"a${toString i}\"; value = throw \"x\"; }) 100000)";
+    scene.write("default.nix", many);
+    let error = scene.refused(scene.path()).await;
+    assert!(error.contains("100000") && error.contains("HARMONIA_CI_EVAL_MAX_ATTRS"), "{error}");
+}

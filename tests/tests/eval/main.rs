@@ -1,0 +1,8 @@
+//! Real evaluators: sources of every kind, attributes that fail, limits, and what is left when one goes away.
+
+mod attributes;
+mod build;
+mod leaving;
+mod limits;
+mod scene;
+mod sources;
