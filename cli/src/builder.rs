@@ -4,7 +4,7 @@ use harmonia_service::serve;
 use crate::outcome::Failure;
 use crate::role;
 
-/// Runs a builder: claims jobs, builds them with this machine's Nix daemon, uploads what they make
+/// Run a builder: claims jobs, builds them with this machine's Nix daemon, uploads what they make
 ///
 /// Configured by HARMONIA_CI_CONFIG, a TOML file, or by variables: HARMONIA_CI_DATABASE_URL (the pool's login),
 /// HARMONIA_CI_STATE_DIR, HARMONIA_CI_SLOTS, HARMONIA_CI_NIX_DAEMON and others, see docs/builder.md. The daemon must trust this

@@ -6,7 +6,7 @@ use harmonia_signer::Signer;
 
 use crate::outcome::Failure;
 
-/// Changes what the cache has; with a signer's configuration
+/// Change what the cache has; with a signer's configuration
 #[derive(Args)]
 pub struct Arguments {
     #[command(subcommand)]

@@ -17,11 +17,21 @@ pub struct Database {
     url: Option<String>,
 
     /// A file that holds the database's URL
-    #[arg(long = "database-file", value_name = "FILE", env = "HARMONIA_CI_DATABASE_URL_FILE")]
+    #[arg(
+        long = "database-file",
+        value_name = "FILE",
+        env = "HARMONIA_CI_DATABASE_URL_FILE",
+        hide_env_values = true
+    )]
     file: Option<PathBuf>,
 }
 
 impl Database {
+    /// Whether one was given.
+    pub fn is_named(&self) -> bool {
+        self.url.is_some() || self.file.is_some()
+    }
+
     /// The URL, wherever it was given.
     pub fn url(&self) -> Result<String, Failure> {
         match (&self.url, &self.file) {

@@ -3,15 +3,14 @@
 use std::time::Duration;
 
 use clap::Args;
-use harmonia_queue::{Db, nodes, people};
+use harmonia_service::api::{Changed, Drain, Node};
 use harmonia_service::quantity::Span;
+use reqwest::{Method, StatusCode};
 
-use crate::database::Database;
+use crate::client::{ApiError, Client, Farm};
 use crate::outcome::Failure;
 
-/// The reason that people give: one of them, whoever asks, so that it is taken back by whoever asks.
-const REASON: &str = "by hand";
-/// How often the queue is asked whether a node is idle.
+/// How often the farm is asked whether a node is idle.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Let a builder finish what it has and claim nothing more; it keeps running
@@ -25,8 +24,8 @@ pub struct Arguments {
     now: bool,
 
     /// Give back what has not ended by then, such as 2h
-    #[arg(long, value_name = "TIME", conflicts_with_all = ["now", "undo"])]
-    deadline: Option<Span>,
+    #[arg(long, value_name = "TIME", value_parser = time, conflicts_with_all = ["now", "undo"])]
+    deadline: Option<String>,
 
     /// Let it claim again
     #[arg(long)]
@@ -37,34 +36,55 @@ pub struct Arguments {
     wait: bool,
 
     #[command(flatten)]
-    database: Database,
+    farm: Farm,
 }
 
 pub async fn run(arguments: Arguments) -> Result<(), Failure> {
-    let db = arguments.database.queue().await?;
+    let client = arguments.farm.client()?;
     let name = arguments.node.unwrap_or_else(harmonia_builder::machine_name);
-    let node = nodes::named(&db, &name).await?;
+    let node = named(&client, &name).await?;
+    let path = format!("nodes/{}/drain", node.id);
     if arguments.undo {
-        let drained = people::resume(&db, node, REASON).await?;
-        println!("{name} {}", if drained { "claims again" } else { "was not drained by hand" });
+        let Changed { changed } = client.send(Method::DELETE, &path, None::<&()>).await?;
+        println!("{name} {}", if changed > 0 { "claims again" } else { "was not drained by hand" });
         return Ok(());
     }
-    let within = if arguments.now { Some(Duration::ZERO) } else { arguments.deadline.map(|Span(time)| time) };
-    people::drain(&db, node, REASON, within).await?;
+    let drain = Drain { deadline: arguments.deadline, now: arguments.now };
+    let _: Changed = client.send(Method::POST, &path, Some(&drain)).await?;
     println!("{name} drains");
     if arguments.wait {
-        wait(&db, &name).await?;
+        wait(&client, node.id).await?;
         println!("{name} holds nothing");
     }
     Ok(())
 }
 
-async fn wait(db: &Db, name: &str) -> Result<(), Failure> {
+async fn named(client: &Client, name: &str) -> Result<Node, ApiError> {
+    let mut nodes: Vec<Node> = client.get("nodes").await?;
+    nodes.retain(|node| node.name == name || format!("{}/{}", node.pool, node.name) == name);
+    let refused = |status, detail| Err(ApiError::Refused { status, detail });
+    match nodes.len() {
+        1 => Ok(nodes.remove(0)),
+        0 => {
+            refused(StatusCode::NOT_FOUND, format!("there is no node {name}: `harmonia-ci nodes` lists them"))
+        }
+        pools => {
+            refused(StatusCode::CONFLICT, format!("{pools} pools have a node {name}: write pool/{name}"))
+        }
+    }
+}
+
+async fn wait(client: &Client, id: i32) -> Result<(), ApiError> {
     loop {
-        let nodes = nodes::list(db).await?;
-        match nodes.iter().find(|node| node.name == name) {
+        let nodes: Vec<Node> = client.get("nodes").await?;
+        match nodes.iter().find(|node| node.id == id) {
             Some(node) if node.building + node.uploading > 0 => tokio::time::sleep(LOOK).await,
             _ => return Ok(()),
         }
     }
+}
+
+/// Found wrong here rather than at the other end.
+fn time(text: &str) -> Result<String, String> {
+    text.parse::<Span>().map(|_| text.to_owned()).map_err(|error| error.to_string())
 }

@@ -3,7 +3,7 @@ use clap::Args;
 use crate::outcome::Failure;
 use crate::role;
 
-/// Runs a frontend: for now, the cache gateway
+/// Run a frontend: the API and the cache gateway
 ///
 /// Configured by HARMONIA_CI_CONFIG, a TOML file, or by variables: HARMONIA_CI_DATABASE_URL, HARMONIA_CI_S3_ENDPOINT,
 /// HARMONIA_CI_S3_BUCKET and others, see docs/cache.md. Stops on SIGTERM.

@@ -8,7 +8,7 @@ use harmonia_nix::key::SecretKey;
 
 use crate::outcome::Failure;
 
-/// Makes signing keys, in Nix's own format
+/// Make signing keys, in Nix's own format
 #[derive(Args)]
 pub struct Arguments {
     #[command(subcommand)]

@@ -1,19 +1,42 @@
-//! `harmonia-ci`: the person's tool and, in time, every role of the build farm.
+//! `harmonia-ci`: the person's tool and every role of the build farm.
 
+mod ansi;
 mod audit;
 mod builder;
 mod cache;
+mod cancel;
+mod client;
+mod crds;
 mod database;
+mod doctor;
 mod drain;
+mod eval;
+mod evaluator;
 mod frontend;
 mod key;
+mod logs;
+mod manual;
 mod migrate;
+mod moment;
 mod nodes;
+mod operator;
 mod outcome;
 mod output;
+mod project;
+mod queue;
+mod rebuild;
 mod role;
+mod s3;
 mod signer;
+mod sse;
+mod status;
+mod style;
+mod table;
+mod target;
 mod token;
+mod up;
+mod wait;
+mod why;
 
 use std::process::ExitCode;
 
@@ -31,31 +54,67 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Verb {
-    Migrate(migrate::Arguments),
-    Audit(audit::Arguments),
-    Signer(signer::Arguments),
-    Builder(builder::Arguments),
+    Up(Box<up::Arguments>),
+    Eval(eval::Arguments),
+    Status(status::Arguments),
+    Why(why::Arguments),
+    Logs(logs::Arguments),
+    Rebuild(rebuild::Arguments),
+    Cancel(cancel::Arguments),
+    Queue(queue::Arguments),
     Nodes(nodes::Arguments),
     Drain(drain::Arguments),
+    Project(project::Arguments),
+    Token(token::Arguments),
     Cache(cache::Arguments),
     Key(key::Arguments),
-    Token(token::Arguments),
+    Doctor(doctor::Arguments),
+    Migrate(migrate::Arguments),
+    Crds(crds::Arguments),
+    Audit(audit::Arguments),
+    Operator(operator::Arguments),
+    Signer(signer::Arguments),
+    Evaluator(evaluator::Arguments),
     Frontend(frontend::Arguments),
+    Builder(builder::Arguments),
+    #[command(hide = true)]
+    S3(s3::Arguments),
+    Completions(manual::Completions),
+    Man(manual::Man),
+    #[command(hide = true)]
+    Reference(manual::Reference),
 }
 
 #[tokio::main]
 async fn main() -> ExitCode {
     let outcome = match Arguments::parse().verb {
-        Verb::Migrate(arguments) => migrate::run(arguments).await,
-        Verb::Audit(arguments) => audit::run(arguments).await,
-        Verb::Signer(arguments) => signer::run(arguments).await,
-        Verb::Builder(arguments) => builder::run(arguments).await,
+        Verb::Up(arguments) => up::run(*arguments).await,
+        Verb::Eval(arguments) => eval::run(arguments).await,
+        Verb::Status(arguments) => status::run(arguments).await,
+        Verb::Why(arguments) => why::run(arguments).await,
+        Verb::Logs(arguments) => logs::run(arguments).await,
+        Verb::Rebuild(arguments) => rebuild::run(arguments).await,
+        Verb::Cancel(arguments) => cancel::run(arguments).await,
+        Verb::Queue(arguments) => queue::run(arguments).await,
         Verb::Nodes(arguments) => nodes::run(arguments).await,
         Verb::Drain(arguments) => drain::run(arguments).await,
+        Verb::Project(arguments) => project::run(arguments).await,
+        Verb::Token(arguments) => token::run(arguments).await,
         Verb::Cache(arguments) => cache::run(arguments).await,
         Verb::Key(arguments) => key::run(arguments),
-        Verb::Token(arguments) => token::run(arguments).await,
+        Verb::Doctor(arguments) => doctor::run(arguments).await,
+        Verb::Migrate(arguments) => migrate::run(arguments).await,
+        Verb::Crds(arguments) => crds::run(arguments),
+        Verb::Audit(arguments) => audit::run(arguments).await,
+        Verb::Operator(arguments) => operator::run(arguments).await,
+        Verb::Signer(arguments) => signer::run(arguments).await,
+        Verb::Evaluator(arguments) => evaluator::run(arguments).await,
         Verb::Frontend(arguments) => frontend::run(arguments).await,
+        Verb::Builder(arguments) => builder::run(arguments).await,
+        Verb::S3(arguments) => s3::run(arguments).await,
+        Verb::Completions(arguments) => manual::completions(&arguments),
+        Verb::Man(arguments) => manual::man(&arguments),
+        Verb::Reference(arguments) => manual::reference(&arguments),
     };
     outcome::exit_code(outcome)
 }

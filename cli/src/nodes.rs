@@ -1,77 +1,51 @@
 //! `harmonia-ci nodes`
 
 use clap::Args;
-use harmonia_queue::nodes::{self, Node};
-use serde_json::json;
+use harmonia_service::api::Node;
 
-use crate::database::Database;
+use crate::client::Farm;
 use crate::outcome::Failure;
 use crate::output::Output;
+use crate::table::{self, table};
 
 /// List the builders: what they do, how fast they are against the others, why they drain
 #[derive(Args)]
 pub struct Arguments {
-    #[command(flatten)]
-    database: Database,
-
     /// How to print
     #[arg(short, long, value_enum, default_value_t)]
     output: Output,
+
+    #[command(flatten)]
+    farm: Farm,
 }
 
 pub async fn run(arguments: Arguments) -> Result<(), Failure> {
-    let nodes = nodes::list(&arguments.database.queue().await?).await?;
-    match arguments.output {
-        Output::Json => println!("{}", nodes.iter().map(object).collect::<serde_json::Value>()),
-        Output::Table => print!("{}", table(&nodes)),
-    }
+    let nodes: Vec<Node> = arguments.farm.client()?.get("nodes").await?;
+    arguments.output.print(&nodes, || describe(&nodes, table::width()));
     Ok(())
 }
 
-fn object(node: &Node) -> serde_json::Value {
-    json!({
-        "id": node.id,
-        "name": node.name,
-        "pool": node.pool,
-        "state": node.state(),
-        "slots": node.slots,
-        "building": node.building,
-        "uploading": node.uploading,
-        "speed": node.speed,
-        "drains": node.drains,
-        "kube_node": node.kube_node,
-        "version": node.version,
-        "seen_seconds_ago": node.seen.map(|seen| seen.as_secs()),
-    })
-}
-
-fn table(nodes: &[Node]) -> String {
-    let width = |name: fn(&Node) -> &str| {
-        nodes.iter().map(|node| name(node).chars().count()).max().unwrap_or(0).max(4)
-    };
-    let (name, pool) = (width(|node| &node.name), width(|node| &node.pool));
-    let head = format!("{:name$}  {:pool$}  {:8}  BUSY   UPLOADS  SPEED  WHY\n", "NAME", "POOL", "STATE");
-    nodes.iter().fold(head, |text, node| {
-        let busy = format!("{}/{}", node.building, node.slots);
-        format!(
-            "{text}{:name$}  {:pool$}  {:8}  {busy:5}  {:7}  {:5}  {}\n",
-            node.name,
-            node.pool,
-            node.state(),
-            node.uploading,
+fn describe(nodes: &[Node], width: Option<usize>) -> String {
+    if nodes.is_empty() {
+        return "no builder has registered yet\n".to_owned();
+    }
+    let row = |node: &Node| {
+        vec![
+            node.name.clone(),
+            node.pool.clone(),
+            node.state.clone(),
+            format!("{}/{}", node.building, node.slots),
+            node.uploading.to_string(),
             format!("{:.2}", node.speed),
             node.drains.join(", "),
-        )
-        .trim_end()
-        .to_owned()
-            + "\n"
-    })
+        ]
+    };
+    let rows: Vec<Vec<String>> = nodes.iter().map(row).collect();
+    table(&["NAME", "POOL", "STATE", "BUSY", "UPLOADS", "SPEED", "WHY"], &rows, width)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
@@ -80,6 +54,7 @@ mod tests {
             id: 1,
             name: "builder-x86-0".into(),
             pool: "x86".into(),
+            state: "draining".into(),
             slots: 4,
             building: 3,
             uploading: 1,
@@ -87,11 +62,11 @@ mod tests {
             drains: vec!["cordoned".into()],
             kube_node: None,
             version: None,
-            seen: Some(Duration::from_secs(3)),
+            seen_seconds_ago: Some(3),
         };
-        let table = table(&[node]);
+        let table = describe(&[node], None);
         let lines: Vec<&str> = table.lines().collect();
-        assert_eq!(lines[0], "NAME           POOL  STATE     BUSY   UPLOADS  SPEED  WHY");
-        assert_eq!(lines[1], "builder-x86-0  x86   draining  3/4          1  1.50   cordoned");
+        assert_eq!(lines[0], "NAME           POOL  STATE     BUSY  UPLOADS  SPEED  WHY");
+        assert_eq!(lines[1], "builder-x86-0  x86   draining  3/4   1        1.50   cordoned");
     }
 }

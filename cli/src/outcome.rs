@@ -4,13 +4,20 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use harmonia_builder::BuilderError;
+use harmonia_crds::YamlError;
+use harmonia_evaluator::EvaluatorError;
 use harmonia_frontend::FrontendError;
 use harmonia_nix::key::KeyError;
+use harmonia_operator::OperatorError;
 use harmonia_queue::migrate::MigrateError;
 use harmonia_service::sentence::sentence;
 use harmonia_service::settings::SettingsError;
 use harmonia_signer::SignerError;
+use reqwest::StatusCode;
 use thiserror::Error;
+
+use crate::client::ApiError;
+use crate::up::UpError;
 
 /// Why a verb did not succeed.
 #[derive(Debug, Error)]
@@ -40,10 +47,24 @@ pub enum Failure {
     Signer(#[from] SignerError),
     #[error(transparent)]
     Builder(#[from] BuilderError),
+    #[error(transparent)]
+    Operator(#[from] OperatorError),
+    #[error(transparent)]
+    Api(#[from] ApiError),
+    #[error(transparent)]
+    Up(#[from] UpError),
+    #[error("cannot serve S3 on {address}")]
+    S3 { address: String, source: std::io::Error },
+    #[error(transparent)]
+    Evaluator(#[from] EvaluatorError),
     #[error("signals cannot be heard")]
     Signals(#[source] std::io::Error),
     #[error(transparent)]
+    Yaml(#[from] YamlError),
+    #[error(transparent)]
     Key(#[from] KeyError),
+    #[error("{} cannot be written", file.display())]
+    Write { file: PathBuf, source: std::io::Error },
     #[error("the key file {} cannot be used", file.display())]
     KeyFile { file: PathBuf, source: std::io::Error },
 }
@@ -67,10 +88,19 @@ pub fn exit_code(outcome: Result<(), Failure>) -> ExitCode {
         | Failure::Key(_)
         | Failure::KeyFile { .. }
         | Failure::Builder(BuilderError::Settings(_) | BuilderError::State { .. })
+        | Failure::Operator(
+            OperatorError::Settings(_)
+            | OperatorError::Installation { .. }
+            | OperatorError::Shape { .. }
+            | OperatorError::Cluster(_),
+        )
+        | Failure::Evaluator(EvaluatorError::Settings(_) | EvaluatorError::State { .. })
         | Failure::Frontend(FrontendError::Settings(_))
         | Failure::Signer(SignerError::Settings(_) | SignerError::Keys(_) | SignerError::Path(_)) => USAGE,
+        Failure::Up(error) if error.is_usage() => USAGE,
         Failure::Signer(SignerError::Queue(harmonia_queue::Error::Unreachable(_))) => UNREACHABLE,
         Failure::Signer(SignerError::Bucket(error)) if error.is_transient() => UNREACHABLE,
+        Failure::Operator(OperatorError::Api(_)) => UNREACHABLE,
         Failure::Connect(error) | Failure::Migrate(MigrateError::Connect(error)) => match error {
             sqlx::Error::Configuration(_) => USAGE,
             _ => UNREACHABLE,
@@ -78,12 +108,27 @@ pub fn exit_code(outcome: Result<(), Failure>) -> ExitCode {
         Failure::Query(sqlx::Error::Io(_)) | Failure::Queue(harmonia_queue::Error::Unreachable(_)) => {
             UNREACHABLE
         }
+        Failure::Api(error) => match error {
+            ApiError::Nonsense { .. } => UNREACHABLE,
+            error if error.is_away() => UNREACHABLE,
+            // It was there, but not in the state for what was asked.
+            ApiError::Refused { status: StatusCode::CONFLICT | StatusCode::UNPROCESSABLE_ENTITY, .. } => {
+                FAILED
+            }
+            _ => USAGE,
+        },
         Failure::Reported
+        | Failure::Yaml(_)
         | Failure::Query(_)
         | Failure::Migrate(_)
         | Failure::Queue(_)
         | Failure::Builder(_)
+        | Failure::Operator(_)
+        | Failure::Evaluator(_)
         | Failure::Signals(_)
+        | Failure::Write { .. }
+        | Failure::Up(_)
+        | Failure::S3 { .. }
         | Failure::Frontend(_)
         | Failure::Signer(_) => FAILED,
     })

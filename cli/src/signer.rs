@@ -3,7 +3,7 @@ use clap::Args;
 use crate::outcome::Failure;
 use crate::role;
 
-/// Runs a signer: gives upload slots to builders, publishes and signs what they store
+/// Run a signer: gives upload slots to builders, publishes and signs what they store
 ///
 /// Configured by HARMONIA_CI_CONFIG, a TOML file, or by variables: HARMONIA_CI_DATABASE_URL, HARMONIA_CI_S3_ENDPOINT,
 /// HARMONIA_CI_S3_BUCKET, HARMONIA_CI_SIGNING_KEY_FILES and others, see docs/cache.md. Stops on SIGTERM.

@@ -1,0 +1,233 @@
+//! `harmonia-ci up`
+
+mod account;
+mod error;
+pub mod find;
+mod layout;
+mod lead;
+pub mod nix;
+mod ports;
+mod postgres;
+mod prepare;
+mod ready;
+mod report;
+mod roles;
+mod s3;
+mod secrets;
+mod stop;
+mod supervise;
+mod terminal;
+
+use std::convert::Infallible;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+
+use clap::Args;
+use harmonia_nix::key::SecretKey;
+use harmonia_service::serve;
+use tracing_subscriber::EnvFilter;
+
+pub use error::UpError;
+pub use layout::{check_disk, default_root};
+pub use ports::take as take_port;
+
+use crate::outcome::Failure;
+use layout::Layout;
+use lead::Leader;
+use report::Report;
+use supervise::Supervisor;
+use terminal::Terminal;
+
+/// Where the frontend listens unless it is told otherwise.
+pub const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7777);
+
+/// Run a whole farm on this machine: a private PostgreSQL, an S3 server, and every role
+///
+/// It needs Nix and PostgreSQL; `harmonia-ci doctor` says what is missing. Nothing outside the data directory is changed, but for
+/// a file by which the other commands find the farm. Ctrl-C stops it when running builds have ended; a second one gives them back;
+/// a third one kills. Started again, it goes on where it was.
+#[derive(Args)]
+pub struct Arguments {
+    /// Where everything is kept; else ~/.local/share/harmonia-ci, for root /var/lib/harmonia-ci
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+
+    /// Where the API and the cache listen; beyond this machine the cache wants a token
+    #[arg(long, value_name = "ADDRESS:PORT", default_value_t = LISTEN)]
+    listen: SocketAddr,
+
+    /// Builds at once; else as many as this machine has processors
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(1..=1000))]
+    slots: Option<i32>,
+
+    /// An existing PostgreSQL, as postgres://user:password@host:port/name, by a login that may create roles
+    #[arg(long, value_name = "URL", env = "HARMONIA_CI_UP_DATABASE", hide_env_values = true)]
+    database: Option<String>,
+
+    /// An existing bucket, as http://key:secret@host:port/bucket?region=REGION
+    #[arg(long, value_name = "URL", env = "HARMONIA_CI_UP_S3", hide_env_values = true)]
+    s3: Option<String>,
+
+    /// The Nix daemon to build with, by its socket, or as unix://SOCKET?root=DIR
+    #[arg(long, value_name = "SOCKET")]
+    nix_daemon: Option<String>,
+
+    /// Show everything that the parts have to say, not only warnings
+    #[arg(long, short)]
+    verbose: bool,
+}
+
+pub async fn run(arguments: Arguments) -> Result<(), Failure> {
+    let mut stops = serve::stops().map_err(Failure::Signals)?;
+    let (plan, port) = Plan::make(arguments)?;
+    let terminal = Arc::new(Terminal::new(plan.arguments.verbose));
+    let supervisor = Supervisor::new(terminal.clone());
+    let leader = OnceLock::new();
+    let outcome = tokio::select! {
+        failed = plan.live(port, &supervisor, &terminal, &leader) => failed.map(|never| match never {}),
+        _ = stops.wait_for(|stops| *stops > 0) => Ok(()),
+    };
+    terminal.say("stopping");
+    let clean = stop::stop(&supervisor, leader.get(), &terminal, stops).await;
+    outcome?;
+    if clean { Ok(()) } else { Err(Failure::Reported) }
+}
+
+/// What was asked for, and a data directory that is ours: nothing has been started.
+struct Plan {
+    arguments: Arguments,
+    layout: Layout,
+    key: SecretKey,
+    slots: i32,
+    listen: SocketAddr,
+    /// Where this machine reaches the frontend,
+    local_url: String,
+    /// where others do,
+    url: String,
+    /// and at which host.
+    host: String,
+}
+
+impl Plan {
+    /// Everything that can be found wrong before something is started.
+    fn make(arguments: Arguments) -> Result<(Self, TcpListener), UpError> {
+        let root = arguments.data.clone().map_or_else(default_root, Ok)?;
+        check_disk(&root)?;
+        let layout = Layout::open(&root)?;
+        let (port, listen) = ports::take(arguments.listen)?;
+        find::which("nix-store").ok_or(UpError::NoNix)?;
+        log_to(&layout)?;
+        let processors = std::thread::available_parallelism().map_or(2, usize::from);
+        let (host, local) = (public_host(listen), roles::local(listen));
+        let plan = Self {
+            key: secrets::signing_key(&layout)?,
+            slots: arguments.slots.unwrap_or_else(|| processors.try_into().unwrap_or(2)),
+            local_url: format!("http://{local}"),
+            url: format!("http://{host}:{}", listen.port()),
+            host,
+            listen,
+            layout,
+            arguments,
+        };
+        Ok((plan, port))
+    }
+
+    /// Starts everything, says so, and watches over it until it is dropped.
+    async fn live(
+        &self,
+        port: TcpListener,
+        supervisor: &Supervisor,
+        terminal: &Terminal,
+        leader: &OnceLock<Leader>,
+    ) -> Result<Infallible, UpError> {
+        let (layout, listen) = (&self.layout, self.listen);
+        let bucket = s3::start(layout, supervisor, self.arguments.s3.as_deref(), (listen.ip(), &self.host))?;
+        let ((), daemon) =
+            tokio::try_join!(self.database(supervisor, terminal), self.daemon(supervisor, terminal))?;
+        drop(port);
+        let farm = roles::Farm {
+            layout,
+            bucket: &bucket,
+            daemon: &daemon,
+            listen,
+            url: &self.url,
+            slots: self.slots,
+        };
+        let roles = roles::start(&farm, supervisor)?;
+        let started = Leader::start(layout, &self.url)?;
+        leader.get_or_init(|| started);
+        ready::ready(layout, supervisor, terminal, &roles).await?;
+        report::write_local(&self.local_url, &layout.path("token"))?;
+        terminal.say(&self.report(&daemon));
+        std::future::pending().await
+    }
+
+    /// A database with all that roles need.
+    async fn database(&self, supervisor: &Supervisor, terminal: &Terminal) -> Result<(), UpError> {
+        let database = match &self.arguments.database {
+            Some(url) => postgres::Database { admin_url: url.clone() },
+            None => postgres::start(&self.layout, supervisor).await?,
+        };
+        let open = prepare::prepare(&self.layout, &database, self.slots).await?;
+        open.iter().for_each(|sentence| terminal.say(&format!("warning: {sentence}")));
+        if !self.is_open() {
+            prepare::builder_netrc(&self.layout, &database, &roles::local(self.listen).ip().to_string())
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// A daemon to build with.
+    async fn daemon(&self, supervisor: &Supervisor, terminal: &Terminal) -> Result<nix::Daemon, UpError> {
+        match nix::find(self.arguments.nix_daemon.as_deref()).await? {
+            nix::Found::Usable(daemon) => return Ok(daemon),
+            nix::Found::NotTrusted => terminal.say(&report::distrusted()),
+            nix::Found::None => {}
+        }
+        let cache = nix::Cache {
+            url: &format!("{}/cache", self.local_url),
+            public_key: &self.key.public_text(),
+            slots: self.slots,
+            netrc: (!self.is_open()).then(|| self.layout.secret("netrc")),
+        };
+        nix::start(&self.layout, supervisor, &cache).await
+    }
+
+    /// Whoever can reach a loopback address is on this machine.
+    fn is_open(&self) -> bool {
+        self.listen.ip().is_loopback()
+    }
+
+    fn report(&self, daemon: &nix::Daemon) -> String {
+        let (token, logs) = (self.layout.path("token"), self.layout.path("log"));
+        let public_key = self.key.public_text();
+        let report = Report {
+            url: &self.url,
+            token: &token,
+            logs: &logs,
+            public_key: &public_key,
+            daemon,
+            open: self.is_open(),
+        };
+        report.text()
+    }
+}
+
+/// What others call the machine that listens there, as it is in a URL.
+fn public_host(listen: SocketAddr) -> String {
+    match listen.ip() {
+        ip if ip.is_unspecified() => harmonia_builder::machine_name(),
+        IpAddr::V4(ip) => ip.to_string(),
+        IpAddr::V6(ip) => format!("[{ip}]"),
+    }
+}
+
+/// What the janitor has to say goes to a file too.
+fn log_to(layout: &Layout) -> Result<(), UpError> {
+    let path = layout.log("up");
+    let log = std::fs::File::options().append(true).create(true).open(&path).map_err(error::file(path))?;
+    let filter = EnvFilter::try_from_env("HARMONIA_CI_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().json().with_env_filter(filter).with_writer(log).init();
+    Ok(())
+}

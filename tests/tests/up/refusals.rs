@@ -1,0 +1,73 @@
+//! What it does not do, in a sentence.
+
+use std::fs;
+use std::process::Command;
+
+use crate::machine::{Machine, errors, take};
+
+#[tokio::test]
+async fn a_second_one_on_the_same_data_names_the_first() {
+    let machine = Machine::new();
+    let up = machine.up().await;
+    let second = machine.run(&mut machine.command("up"));
+    assert_eq!(second.status.code(), Some(2));
+    assert!(errors(&second).contains(&format!("as process {}", up.pid())), "{}", errors(&second));
+}
+
+#[tokio::test]
+async fn a_taken_port_is_named_before_anything_is_started() {
+    let machine = Machine::new();
+    let _taken = take(machine.listen);
+    let refused = machine.run(&mut machine.command("up"));
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(errors(&refused).contains(&machine.listen.to_string()), "{}", errors(&refused));
+    assert!(!machine.data().join("postgres").exists());
+}
+
+#[tokio::test]
+async fn data_of_a_newer_release_is_left_alone() {
+    let machine = Machine::new();
+    fs::create_dir(machine.data()).unwrap();
+    fs::write(machine.data().join("version"), "1000\n").unwrap();
+    let refused = machine.run(&mut machine.command("up"));
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(errors(&refused).contains("newer release"), "{}", errors(&refused));
+}
+
+#[tokio::test]
+async fn without_nix_it_says_what_to_install() {
+    let machine = Machine::new();
+    let refused = machine.run(machine.command("up").env("PATH", "/nowhere"));
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(errors(&refused).contains("nix-bin"), "{}", errors(&refused));
+}
+
+#[tokio::test]
+async fn a_daemon_that_does_not_answer_is_named() {
+    let machine = Machine::new();
+    let refused = machine.run(machine.command("up").args(["--nix-daemon", "/nowhere/socket"]));
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(errors(&refused).contains("/nowhere/socket"), "{}", errors(&refused));
+    assert!(machine.processes().is_empty());
+}
+
+#[tokio::test]
+async fn a_bucket_that_cannot_be_meant_is_explained() {
+    let machine = Machine::new();
+    let refused = machine.run(machine.command("up").args(["--s3", "http://host/bucket"]));
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(errors(&refused).contains("KEY:SECRET@HOST"), "{}", errors(&refused));
+}
+
+#[tokio::test]
+async fn a_disk_that_is_nearly_full_is_named() {
+    let machine = Machine::new();
+    let (data, up) = (machine.data(), machine.command("up"));
+    // A small disk that only this process and its children see.
+    let mount = "mount -t tmpfs -o size=64m none \"$0\" && exec \"$@\"";
+    let mut small = Command::new("unshare");
+    small.args(["--mount", "--map-root-user", "sh", "-c", mount]).arg(data.parent().unwrap());
+    let refused = machine.run(small.arg(up.get_program()).args(up.get_args()));
+    assert_eq!(refused.status.code(), Some(1), "{}", errors(&refused));
+    assert!(errors(&refused).contains("MiB"), "{}", errors(&refused));
+}

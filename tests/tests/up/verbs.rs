@@ -1,0 +1,126 @@
+//! What people type, against a farm that runs.
+
+use std::path::Path;
+use std::process::Stdio;
+
+use harmonia_tests::eventually;
+
+use crate::machine::Machine;
+
+fn demo() -> String {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/demo").canonicalize().unwrap();
+    demo.to_str().unwrap().to_owned()
+}
+
+/// All of these are in what was printed.
+fn has(text: &str, words: &[&str]) {
+    for word in words {
+        assert!(text.contains(word), "{word} is not in:\n{text}");
+    }
+}
+
+/// The words of the row of a table that begins with this one.
+fn row<'a>(table: &'a str, first: &str) -> Vec<&'a str> {
+    let mut rows = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    rows.find(|row| row.first() == Some(&first)).unwrap_or_else(|| panic!("no {first} in:\n{table}"))
+}
+
+#[tokio::test]
+async fn what_is_built_is_read_back() {
+    let machine = Machine::new();
+    let _up = machine.up().await;
+    has(&machine.does(&["eval", &demo(), "--wait"]), &["evaluation 1", "succeeded", "39 built"]);
+    has(&machine.does(&["status"]), &["EVAL", "default", "succeeded", "39/39"]);
+    has(&machine.does(&["logs", "slow"]), &["second 1 of 5\n", "second 5 of 5\n"]);
+    has(&machine.does(&["why", "everything"]), &["is succeeded", "It was built"]);
+    has(&machine.does(&["queue"]), &["0 running, 0 ready, 0 waiting"]);
+    let json: serde_json::Value =
+        serde_json::from_str(&machine.does(&["status", "1", "-o", "json"])).unwrap();
+    assert_eq!(json["builds"]["succeeded"], 39);
+}
+
+#[tokio::test]
+async fn what_fails_is_named_and_rebuilt() {
+    let machine = Machine::new();
+    let _up = machine.up().await;
+    let (text, code) = machine.verb(&["eval", &demo(), "--attr", "broken", "--wait"]);
+    assert_eq!(code, 1, "{text}");
+    has(&text, &["failed", "culprit", "exit code 3", "harmonia-ci logs"]);
+    has(&machine.does(&["why", "victim"]), &["is dep_failed", "culprit.drv", "which failed"]);
+    has(&machine.does(&["rebuild", "culprit"]), &["is next"]);
+    let (text, code) = machine.verb(&["status", "1", "--wait"]);
+    assert_eq!(code, 1, "{text}");
+    has(&machine.does(&["rebuild", "--eval", "1"]), &["1 builds of evaluation 1"]);
+}
+
+#[tokio::test]
+async fn a_drained_node_holds_a_build_until_it_claims_again() {
+    let machine = Machine::new();
+    let _up = machine.up().await;
+    has(&machine.does(&["drain", "--wait"]), &["drains", "holds nothing"]);
+    machine.does(&["eval", &demo(), "--attr", "slow"]);
+    let mut follow = machine.bare("logs");
+    eventually("it is ready", || async { machine.verb(&["why", "slow"]).0.contains("is ready") }).await;
+    has(&machine.does(&["why", "slow"]), &["but drains (by hand)", "number 1 in the line"]);
+    has(&machine.does(&["nodes"]), &["drained", "by hand"]);
+    let follow = follow.args(["-f", "slow"]).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+    has(&machine.does(&["drain", "--undo"]), &["claims again"]);
+    let followed = tokio::task::spawn_blocking(move || follow.wait_with_output().unwrap()).await.unwrap();
+    has(&String::from_utf8(followed.stdout).unwrap(), &["second 1 of 5\n", "second 5 of 5\n"]);
+}
+
+#[tokio::test]
+async fn a_cancelled_build_takes_its_dependents_with_it() {
+    let machine = Machine::new();
+    let _up = machine.up().await;
+    machine.does(&["drain", "--wait"]);
+    // What depends on nothing stays behind, and with it the evaluation.
+    machine.does(&["eval", &demo(), "--attr", "top", "--attr", "slow"]);
+    eventually("it is known", || async { machine.verb(&["why", "top"]).0.contains("is blocked") }).await;
+    let bottom = machine.does(&["queue", "-o", "json"]);
+    let bottom: serde_json::Value = serde_json::from_str(&bottom).unwrap();
+    has(&machine.does(&["cancel", &bottom["next"][0]["id"].to_string()]), &["is cancelled"]);
+    eventually("it is told", || async { machine.verb(&["why", "top"]).0.contains("was cancelled") }).await;
+    has(&machine.does(&["cancel", "--eval", "1"]), &["evaluation 1 is cancelled"]);
+    has(&machine.does(&["status"]), &["cancelled"]);
+}
+
+#[tokio::test]
+async fn projects_and_tokens_come_and_go() {
+    let machine = Machine::new();
+    let _up = machine.up().await;
+    machine.does(&["project", "add", "second", "--shares", "300", "--max-concurrent", "4"]);
+    assert_eq!(row(&machine.does(&["project", "list"]), "second")[..3], ["second", "300", "4"]);
+    machine.does(&["project", "set", "second", "--max-concurrent", "none", "--paused", "true"]);
+    let changed = machine.does(&["project", "list"]);
+    assert_eq!(row(&changed, "second")[..3], ["second", "300", "none"]);
+    has(&changed, &["paused"]);
+    machine.does(&["project", "remove", "second"]);
+    assert!(!machine.does(&["project", "list"]).contains("second"));
+    let secret = machine.does(&["token", "create", "laptop", "--expires-in", "1d"]);
+    assert_eq!(secret.trim().len(), 64, "{secret}");
+    has(&machine.does(&["token", "list"]), &["laptop", "read"]);
+    machine.does(&["token", "revoke", "laptop"]);
+    assert!(!machine.does(&["token", "list"]).contains("laptop"));
+}
+
+#[tokio::test]
+async fn an_exit_code_says_whose_fault_it_is() {
+    let machine = Machine::new();
+    assert_eq!(machine.verb(&["status"]), (UNKNOWN.to_owned(), 2));
+    let _up = machine.up().await;
+    for (words, code, sentence) in [
+        (&["why", "nothing"][..], 2, "there is no build nothing"),
+        (&["status", "99"], 2, "there is no evaluation 99"),
+        (&["eval", "/nowhere", "--wait"], 1, "there is no directory /nowhere"),
+        (&["eval", "/", "--project", "nobody"], 2, "there is no project nobody"),
+        (&["status", "--url", "http://127.0.0.1:1"], 3, "cannot be reached"),
+        (&["frobnicate"], 2, "unrecognized subcommand"),
+    ] {
+        let (text, got) = machine.verb(words);
+        assert_eq!(got, code, "{words:?}: {text}");
+        has(&text, &[sentence]);
+    }
+}
+
+const UNKNOWN: &str = "harmonia-ci: no farm is known: start one with `harmonia-ci up`, or set HARMONIA_CI_URL and HARMONIA_CI_TOKEN\n";
