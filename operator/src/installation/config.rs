@@ -1,0 +1,243 @@
+//! The installation, as the chart wrote it down.
+
+use std::collections::BTreeMap;
+
+use harmonia_crds::pool::BuilderPoolSpec;
+use harmonia_crds::quantity::{Size, Span};
+use k8s_openapi::api::core::v1::{ResourceRequirements, Toleration};
+use serde::Deserialize;
+
+/// What the chart tells the operator.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Installation {
+    /// The release's full name.
+    pub name: String,
+    /// The image of operator, signer and frontend.
+    pub image: String,
+    /// The image of builder and evaluator.
+    pub builder_image: String,
+    /// When images are pulled.
+    #[serde(default)]
+    pub image_pull_policy: Option<String>,
+    /// Names of Secrets.
+    #[serde(default)]
+    pub image_pull_secrets: Vec<String>,
+    /// Who logs in how.
+    #[serde(default)]
+    pub database: Databases,
+    /// Where results are kept.
+    pub s3: Bucket,
+    /// What results are signed with.
+    pub signing: Signing,
+    /// Taints of nodes that are about to go, beside a cordon.
+    #[serde(default)]
+    pub drain_taints: Vec<String>,
+    /// The frontends.
+    pub frontend: Frontend,
+    /// The signers.
+    pub signer: Signer,
+    /// The evaluators.
+    pub evaluator: Evaluator,
+    /// Where the first token goes. None: people make it.
+    #[serde(default)]
+    pub admin_token: Option<AdminToken>,
+    /// A pool to begin with, made once and never changed.
+    #[serde(default)]
+    pub pool: Option<FirstPool>,
+}
+
+/// URLs of the database, by who uses them. Those that are absent are made by the operator, if it has the admin's.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Databases {
+    /// May make logins.
+    #[serde(default)]
+    pub admin: Option<SecretKey>,
+    /// The operator's.
+    #[serde(default)]
+    pub operator: Option<SecretKey>,
+    /// The signers'.
+    #[serde(default)]
+    pub signer: Option<SecretKey>,
+    /// The frontends'.
+    #[serde(default)]
+    pub frontend: Option<SecretKey>,
+    /// The evaluators'.
+    #[serde(default)]
+    pub evaluator: Option<SecretKey>,
+}
+
+/// One value of a Secret in the operator's namespace.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct SecretKey {
+    /// The Secret's name.
+    pub secret: String,
+    /// The key in it.
+    #[serde(default = "url")]
+    pub key: String,
+}
+
+fn url() -> String {
+    "url".to_owned()
+}
+
+/// A bucket.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Bucket {
+    /// The S3 server. None: AWS.
+    #[serde(default)]
+    pub endpoint: Option<String>,
+    /// The same as clients outside reach it, where that differs.
+    #[serde(default)]
+    pub public_endpoint: Option<String>,
+    /// Its name.
+    pub bucket: String,
+    /// Its region.
+    #[serde(default)]
+    pub region: Option<String>,
+    /// The bucket is part of the host name.
+    #[serde(default)]
+    pub virtual_host: bool,
+    /// A Secret with `access-key-id` and `secret-access-key`. None: what the pods' environment offers.
+    #[serde(default)]
+    pub secret: Option<String>,
+}
+
+/// Signing keys.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Signing {
+    /// A Secret, each value of which is a key. It is mounted into signers and read by nobody else.
+    pub secret: String,
+}
+
+/// The first token.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct AdminToken {
+    /// The Secret to put it into, as `token`.
+    pub secret: String,
+}
+
+/// The pool to begin with.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct FirstPool {
+    /// Its name.
+    pub name: String,
+    /// As people would write it.
+    pub spec: BuilderPoolSpec,
+}
+
+/// The signers.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Signer {
+    /// How many.
+    pub replicas: i32,
+    /// Of each.
+    #[serde(default)]
+    pub resources: ResourceRequirements,
+    /// Where they run.
+    #[serde(default)]
+    pub node_selector: BTreeMap<String, String>,
+    /// What they tolerate.
+    #[serde(default)]
+    pub tolerations: Vec<Toleration>,
+}
+
+/// The frontends.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Frontend {
+    /// How many.
+    pub replicas: i32,
+    /// Of each.
+    #[serde(default)]
+    pub resources: ResourceRequirements,
+    /// Where they run.
+    #[serde(default)]
+    pub node_selector: BTreeMap<String, String>,
+    /// What they tolerate.
+    #[serde(default)]
+    pub tolerations: Vec<Toleration>,
+    /// Where builders reach them.
+    pub url: String,
+    /// Whoever only looks needs no token.
+    #[serde(default)]
+    pub anonymous_read: bool,
+}
+
+/// The evaluators.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Evaluator {
+    /// How many.
+    pub replicas: i32,
+    /// Of each.
+    #[serde(default)]
+    pub resources: ResourceRequirements,
+    /// Where they run.
+    #[serde(default)]
+    pub node_selector: BTreeMap<String, String>,
+    /// What they tolerate.
+    #[serde(default)]
+    pub tolerations: Vec<Toleration>,
+    /// Evaluations at once in one of them.
+    #[serde(default)]
+    pub workers: Option<i32>,
+    /// What an evaluation may take.
+    #[serde(default)]
+    pub memory: Option<Size>,
+    /// How long it may take.
+    #[serde(default)]
+    pub timeout: Option<Span>,
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// As the chart writes it for a quickstart.
+    pub const TEXT: &str = "
+name: harmonia-ci
+image: localhost/harmonia-ci:test
+builderImage: localhost/harmonia-ci-builder:test
+imagePullPolicy: IfNotPresent
+imagePullSecrets: [registry]
+database:
+  admin: {secret: harmonia-ci-postgres, key: url}
+s3: {endpoint: 'http://harmonia-ci-s3:9000', publicEndpoint: null, bucket: harmonia-ci, region: us-east-1, virtualHost: false, secret: harmonia-ci-s3}
+signing: {secret: harmonia-ci-signing}
+frontend: {replicas: 2, resources: {}, url: 'http://harmonia-ci-frontend.ci.svc', anonymousRead: false, nodeSelector: {}, tolerations: []}
+signer: {replicas: 2, resources: {requests: {cpu: 100m}}, nodeSelector: {disk: fast}, tolerations: [{key: ci, operator: Exists}]}
+evaluator: {replicas: 1, resources: {}, workers: 1, memory: 4Gi, timeout: 30m}
+adminToken: {secret: harmonia-ci-admin-token}
+pool: {name: default, spec: {systems: [x86_64-linux], store: {mode: EmptyDir}}}
+";
+
+    /// The same, read.
+    pub fn installation() -> Installation {
+        serde_saphyr::from_str(TEXT).unwrap()
+    }
+
+    #[test]
+    fn what_the_chart_writes_is_read() {
+        let read = installation();
+        assert_eq!(read.database.admin.unwrap().secret, "harmonia-ci-postgres");
+        assert_eq!(read.evaluator.memory, Some(Size(4 << 30)));
+        assert_eq!(read.signer.tolerations[0].key.as_deref(), Some("ci"));
+        assert_eq!(read.pool.unwrap().spec.systems, ["x86_64-linux"]);
+    }
+
+    #[test]
+    fn a_word_that_means_nothing_is_an_error() {
+        for wrong in [TEXT.replace("anonymousRead", "anonymous"), format!("{TEXT}\nsingers: 1\n")] {
+            assert!(serde_saphyr::from_str::<Installation>(&wrong).is_err());
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! The installation's own workloads: signers, frontends and evaluators, with the logins and tokens that they use.
+//!
+//! Logins and Secrets, then what needs them. Everything belongs to the operator's own Deployment and goes with it.
+
+pub mod build;
+pub mod config;
+mod role;
+mod secrets;
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::{Stream, StreamExt};
+use harmonia_crds::BuilderPool;
+use harmonia_service::secret::SecretError;
+use harmonia_service::sentence::sentence;
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::PostParams;
+use kube::{Api, Resource};
+use thiserror::Error;
+
+pub use role::Role;
+
+use crate::apply::{self, ApplyError};
+use crate::cache::{Seen, Touched};
+use crate::context::Context;
+use crate::controller::{Failing, wait};
+use crate::credentials::NoUrl;
+use crate::names::{FIELD_MANAGER, INSTANCE};
+use crate::ready::INSTALLATION;
+
+const KIND: &str = "Installation";
+/// Missed events are found after this long.
+const RESYNC: Duration = Duration::from_secs(300);
+/// Changes that come together are one.
+const DEBOUNCE: Duration = Duration::from_millis(200);
+
+/// Why the installation is not as it should be.
+#[derive(Debug, Error)]
+pub enum InstallationError {
+    /// The queue said no, or cannot be asked.
+    #[error(transparent)]
+    Queue(#[from] harmonia_queue::Error),
+    /// A file with a URL cannot be read.
+    #[error(transparent)]
+    Secret(#[from] SecretError),
+    /// The operator's own URL is none.
+    #[error(transparent)]
+    Url(#[from] NoUrl),
+    /// An object could not be applied.
+    #[error(transparent)]
+    Apply(#[from] ApplyError),
+    /// Nobody says how a role logs in.
+    #[error("the {0} has no login: give its Secret, or the database's admin URL to make it with")]
+    NoDatabase(&'static str),
+    /// A Secret that pods would mount is not there.
+    #[error("there is no Secret {0}")]
+    NoSecret(String),
+    /// The API server said no, or cannot be asked.
+    #[error("failed to {action}")]
+    Api {
+        /// What was tried.
+        action: &'static str,
+        /// Why not.
+        #[source]
+        source: Box<kube::Error>,
+    },
+}
+
+impl InstallationError {
+    fn api(action: &'static str) -> impl FnOnce(kube::Error) -> Self {
+        move |source| Self::Api { action, source: Box::new(source) }
+    }
+}
+
+impl Failing for InstallationError {
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Queue(_) => "DatabaseFailed",
+            Self::Secret(_) | Self::Url(_) => "WrongUrl",
+            Self::Apply(_) => "ApplyFailed",
+            Self::NoDatabase(_) => "NoLogin",
+            Self::NoSecret(_) => "SecretMissing",
+            Self::Api { .. } => "ApiFailed",
+        }
+    }
+}
+
+/// What was done once, and by which leader.
+#[derive(Default)]
+struct Done {
+    owner: Option<OwnerReference>,
+    logins: Option<i64>,
+    pool: Option<i64>,
+}
+
+/// Until it is stopped.
+pub async fn run(context: Arc<Context>) {
+    let mut touched = pin!(context.caches.touched());
+    let mut standings = context.standings();
+    let mut done = Done::default();
+    let mut failures = 0;
+    loop {
+        let pause = match keep(&context, &mut done).await {
+            Ok(()) => {
+                failures = 0;
+                RESYNC
+            }
+            Err(error) => {
+                failures += 1;
+                context.counts.failed(KIND, error.reason());
+                context.ready.wait(INSTALLATION, sentence(&error));
+                tracing::warn!(
+                    error = sentence(&error),
+                    "the installation is not complete; it is tried again"
+                );
+                wait(failures)
+            }
+        };
+        tokio::select! {
+            () = context.stop.cancelled() => return,
+            changed = standings.changed() => if changed.is_err() { return },
+            () = change(&context, &mut touched) => tokio::time::sleep(DEBOUNCE).await,
+            () = tokio::time::sleep(pause) => {}
+        }
+    }
+}
+
+/// Returns when something of the installation may have changed.
+async fn change(context: &Context, touched: &mut (impl Stream<Item = Touched> + Unpin)) {
+    while let Some(touched) = touched.next().await {
+        match touched {
+            Touched::All => return,
+            Touched::Object(seen) if concerns(context, &seen) => return,
+            Touched::Object(_) => {}
+        }
+    }
+    // The caches end with the process.
+    std::future::pending().await
+}
+
+/// Our own objects, pods apart, whose number Deployments tell; and Secrets of anybody that the pods mount.
+fn concerns(context: &Context, seen: &Seen) -> bool {
+    let installation = &context.installation;
+    let ours = seen.labels.get(INSTANCE) == Some(&installation.name) && seen.kind != "Pod";
+    let mounted = seen.kind == "Secret" && mounted(installation).any(|name| *name == seen.name);
+    seen.namespace == context.namespace && (ours || mounted)
+}
+
+/// Secrets that somebody else keeps.
+fn mounted(installation: &config::Installation) -> impl Iterator<Item = &String> {
+    let config::Databases { admin: _, operator: _, signer, frontend, evaluator } = &installation.database;
+    let databases = [signer, frontend, evaluator].into_iter().flatten().map(|given| &given.secret);
+    databases.chain([&installation.signing.secret]).chain(&installation.s3.secret)
+}
+
+async fn keep(context: &Context, done: &mut Done) -> Result<(), InstallationError> {
+    if !context.standing().may_apply() {
+        return Ok(());
+    }
+    let _measure = context.counts.measure(KIND);
+    let owner = match &done.owner {
+        Some(owner) => owner.clone(),
+        None => done.owner.insert(operator(context).await?).clone(),
+    };
+    let leader = context.standing().generation();
+    let anew = leader.is_some() && done.logins != leader;
+    for role in Role::ALL {
+        let (database, word) = secrets::database(context, &owner, role, anew).await?;
+        let mut words = vec![("database", word)];
+        match role {
+            Role::Signer => {
+                words.push(("signing", secrets::version(context, &context.installation.signing.secret)?))
+            }
+            Role::Frontend => {}
+            Role::Evaluator => {
+                words.push(("netrc", secrets::evaluator_token(context, &owner).await?));
+                words.push(("nix.conf", build::nix_conf(&context.installation.frontend.url)));
+            }
+        }
+        if let (Role::Signer | Role::Frontend, Some(secret)) = (role, &context.installation.s3.secret) {
+            words.push(("s3", secrets::version(context, secret)?));
+        }
+        let wanted = build::Wanted {
+            installation: &context.installation,
+            namespace: &context.namespace,
+            owner: &owner,
+            role,
+            database,
+            secrets_hash: crate::secrets::hash(words.iter().map(|(key, word)| (*key, word.as_str()))),
+        };
+        put(context, build::build(&wanted)).await?;
+    }
+    done.logins = leader.or(done.logins);
+    secrets::admin_token(context, &owner).await?;
+    if leader.is_some() && done.pool != leader {
+        first_pool(context, &owner).await?;
+        done.pool = leader;
+    }
+    look(context);
+    Ok(())
+}
+
+/// The operator's own Deployment, with which everything goes.
+async fn operator(context: &Context) -> Result<OwnerReference, InstallationError> {
+    let api: Api<Deployment> = Api::namespaced(context.client.clone(), &context.namespace);
+    let name = format!("{}-operator", context.installation.name);
+    let found = api
+        .get_metadata(&name)
+        .await
+        .map_err(InstallationError::api("find the operator's own Deployment"))?;
+    Ok(OwnerReference {
+        api_version: Deployment::api_version(&()).into_owned(),
+        kind: Deployment::kind(&()).into_owned(),
+        name,
+        uid: found.metadata.uid.unwrap_or_default(),
+        controller: Some(true),
+        block_owner_deletion: None,
+    })
+}
+
+async fn put(context: &Context, objects: build::Objects) -> Result<(), InstallationError> {
+    let build::Objects { deployment, disruption_budget, config_map } = objects;
+    let (namespace, caches) = (&context.namespace, &context.caches);
+    let name = deployment.metadata.name.clone().unwrap_or_default();
+    if let Some(config_map) = config_map {
+        let cached = caches.config_maps.get(namespace, &name);
+        apply::apply(context, config_map, cached.as_deref()).await?;
+    }
+    let cached = caches.deployments.get(namespace, &name);
+    apply::apply(context, deployment, cached.as_deref()).await?;
+    let cached = caches.disruption_budgets.get(namespace, &name);
+    match (disruption_budget, cached) {
+        (Some(budget), cached) => drop(apply::apply(context, budget, cached.as_deref()).await?),
+        (None, Some(cached)) => apply::delete(context, &*cached).await?,
+        (None, None) => {}
+    }
+    Ok(())
+}
+
+/// A pool to begin with, unless there is one of that name; from then on it is people's.
+async fn first_pool(context: &Context, owner: &OwnerReference) -> Result<(), InstallationError> {
+    let Some(first) = &context.installation.pool else { return Ok(()) };
+    let api: Api<BuilderPool> = Api::namespaced(context.client.clone(), &context.namespace);
+    let mut pool = BuilderPool::new(&first.name, first.spec.clone());
+    pool.metadata.namespace = Some(context.namespace.clone());
+    pool.metadata.owner_references = Some(vec![owner.clone()]);
+    let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+    match api.create(&parameters, &pool).await {
+        Ok(_) => tracing::info!(name = first.name, "made the first pool"),
+        Err(kube::Error::Api(status)) if status.is_already_exists() => {}
+        Err(source) => return Err(InstallationError::api("make the first pool")(source)),
+    }
+    Ok(())
+}
+
+/// This process is ready when every role has been there once.
+fn look(context: &Context) {
+    let installation = &context.installation;
+    let waits = |role: &Role| {
+        let found = context.caches.deployments.get(&context.namespace, &role.child_name(installation));
+        let available = found.and_then(|found| found.status.as_ref()?.available_replicas).unwrap_or(0);
+        available < role.replicas(installation).min(1)
+    };
+    let waiting: Vec<&str> = Role::ALL.iter().filter(|role| waits(role)).map(|role| role.name()).collect();
+    match waiting.is_empty() {
+        true => context.ready.meet(INSTALLATION),
+        false => context.ready.wait(INSTALLATION, format!("no pod is ready of: {}", waiting.join(", "))),
+    }
+}
