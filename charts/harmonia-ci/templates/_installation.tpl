@@ -1,0 +1,79 @@
+{{/* What the operator is told: a document that refuses what it does not know. */}}
+{{- define "harmonia-ci.installation" -}}
+{{- $name := include "harmonia-ci.fullname" . -}}
+{{- $values := .Values -}}
+
+{{- $database := dict -}}
+{{- range $role := list "admin" "operator" "signer" "frontend" "evaluator" -}}
+{{- $login := index $values.database $role -}}
+{{- if $login.existingSecret -}}
+{{- $_ := set $database $role (dict "secret" $login.existingSecret "key" $login.key) -}}
+{{- end -}}
+{{- end -}}
+{{- if include "harmonia-ci.ownPostgres" . -}}
+{{- $_ := set $database "admin" (dict "secret" (printf "%s-postgres" $name) "key" "url") -}}
+{{- end -}}
+{{- if not $database.admin -}}
+{{- range $role := list "operator" "signer" "frontend" "evaluator" -}}
+{{- if not (hasKey $database $role) -}}
+{{- fail (printf "The database is missing: set database.admin.existingSecret, or database.%s.existingSecret and those of all other roles, or quickstart.enabled=true." $role) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- $s3 := dict "bucket" $values.s3.bucket "region" $values.s3.region "virtualHost" $values.s3.virtualHost -}}
+{{- if include "harmonia-ci.ownS3" . -}}
+{{- $_ := set $s3 "endpoint" (printf "http://%s-s3.%s.svc:9000" $name .Release.Namespace) -}}
+{{- $_ := set $s3 "secret" (printf "%s-s3" $name) -}}
+{{- else -}}
+{{- with $values.s3.endpoint }}{{ $_ := set $s3 "endpoint" . }}{{ end -}}
+{{- with $values.s3.existingSecret }}{{ $_ := set $s3 "secret" . }}{{ end -}}
+{{- end -}}
+{{- with $values.s3.publicEndpoint }}{{ $_ := set $s3 "publicEndpoint" . }}{{ end -}}
+
+{{- $signing := $values.signing.existingSecret -}}
+{{- if include "harmonia-ci.ownSigning" . -}}
+{{- $signing = printf "%s-signing" $name -}}
+{{- else if not $signing -}}
+{{- fail "The signing key is missing: set signing.existingSecret to a Secret whose keys are signing keys (harmonia-ci key generate), or quickstart.enabled=true." -}}
+{{- end -}}
+
+{{- $roles := dict -}}
+{{- range $role := list "frontend" "signer" "evaluator" -}}
+{{- $_ := set $roles $role (pick (index $values $role) "replicas" "resources" "nodeSelector" "tolerations") -}}
+{{- end -}}
+{{- $frontend := merge $roles.frontend (dict
+      "url" ($values.frontend.url | default (printf "http://%s-frontend.%s.svc%s" $name .Release.Namespace (eq (int $values.frontend.service.port) 80 | ternary "" (printf ":%v" $values.frontend.service.port))))
+      "anonymousRead" $values.frontend.anonymousRead) -}}
+{{- $evaluator := merge $roles.evaluator (pick $values.evaluator "workers" "memory" "timeout") -}}
+
+{{- $pool := dict -}}
+{{- if and $values.quickstart.enabled $values.quickstart.pool.name -}}
+{{- $spec := deepCopy $values.quickstart.pool.spec -}}
+{{- if not $spec.systems -}}
+{{- $architecture := "amd64" -}}
+{{- with (lookup "v1" "Node" "" "").items -}}
+{{- $architecture = (first .).status.nodeInfo.architecture -}}
+{{- end -}}
+{{- $_ := set $spec "systems" (list (eq $architecture "arm64" | ternary "aarch64-linux" "x86_64-linux")) -}}
+{{- end -}}
+{{- $pool = dict "name" $values.quickstart.pool.name "spec" $spec -}}
+{{- end -}}
+
+{{- $installation := dict
+      "name" $name
+      "image" (include "harmonia-ci.image" (dict "root" . "image" $values.image))
+      "builderImage" (include "harmonia-ci.image" (dict "root" . "image" $values.builderImage))
+      "imagePullPolicy" $values.image.pullPolicy
+      "imagePullSecrets" $values.imagePullSecrets
+      "database" $database
+      "s3" $s3
+      "signing" (dict "secret" $signing)
+      "drainTaints" $values.drainTaints
+      "frontend" $frontend
+      "signer" $roles.signer
+      "evaluator" $evaluator
+      "adminToken" (dict "secret" (include "harmonia-ci.adminTokenSecret" .)) -}}
+{{- with $pool }}{{ $_ := set $installation "pool" . }}{{ end -}}
+{{- toYaml $installation -}}
+{{- end -}}
