@@ -276,6 +276,12 @@ impl Farm {
         lead.expect("try to lead").expect("nobody else leads")
     }
 
+    /// Leads as the operator; nobody else may.
+    pub async fn operate(&self) -> Leadership {
+        let lead = Leadership::try_take(&self.direct_url, Office::Operator, Uuid::from_u128(2)).await;
+        lead.expect("try to lead").expect("nobody else leads")
+    }
+
     /// From here on time passes by [`Farm::advance`] only.
     pub async fn freeze(&self) {
         self.database.freeze_clock().await;

@@ -13,7 +13,7 @@ use std::thread;
 use tokio::sync::oneshot;
 
 /// Where `./dev` keeps what takes long to make.
-pub(crate) fn cache() -> PathBuf {
+pub fn cache() -> PathBuf {
     let base = env::var_os("XDG_CACHE_HOME").filter(|path| !path.is_empty()).map(PathBuf::from);
     base.or_else(|| Some(env::home_dir()?.join(".cache"))).expect("a home directory").join("harmonia-ci")
 }

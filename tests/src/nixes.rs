@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::env;
 use std::fmt::Write;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -127,6 +128,20 @@ impl Nix {
         command
             .env("NIX_REMOTE", format!("unix://{}?root={}", self.socket().display(), self.root().display()));
         command
+    }
+
+    /// A directory with Nix's programs under their own names, for who starts them without [`Nix::command`].
+    pub fn bin(&self) -> PathBuf {
+        let bin = self.root().join("bin");
+        fs::create_dir_all(&bin).expect("make a directory");
+        for name in ["nix", "nix-instantiate"] {
+            let words: Vec<String> =
+                self.version.program(name).iter().map(|word| word.display().to_string()).collect();
+            let (script, program) = (format!("#!/bin/sh\nexec {} \"$@\"\n", words.join(" ")), bin.join(name));
+            fs::write(&program, script).expect("write a script");
+            fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("make it executable");
+        }
+        bin
     }
 
     /// Runs a program to its success and returns what it wrote to its standard output, trimmed.

@@ -509,7 +509,7 @@ fn guard(directory: &Path, user: Option<&User>) -> Child {
     let script = r#"
         cat >/dev/null
         cd /
-        test ! -e "$1/pgbouncer.pid" || kill -QUIT "$(cat "$1/pgbouncer.pid")"
+        test ! -e "$1/pgbouncer.pid" || kill -KILL "$(cat "$1/pgbouncer.pid")"
         "$2" --pgdata "$1/data" --mode immediate stop
         rm -rf "$1"
     "#;

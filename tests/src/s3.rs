@@ -1,7 +1,5 @@
 //! S3 servers with an empty bucket: one in this process for speed, a second and independent one, and one that is unfit.
 
-mod multipart;
-
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::Command;
@@ -13,9 +11,7 @@ use aws_sdk_s3::Client;
 use aws_sdk_s3::config::{
     BehaviorVersion, Credentials, Region, RequestChecksumCalculation, ResponseChecksumValidation,
 };
-use axum::Router;
-use axum::error_handling::HandleError;
-use axum::http::StatusCode;
+use harmonia_s3::Checked;
 use s3s::access::{S3Access, S3AccessContext};
 use s3s::auth::SimpleAuth;
 use s3s::dto::{CompleteMultipartUploadInput, PutObjectInput};
@@ -24,7 +20,6 @@ use s3s::{S3Request, S3Result, s3_error};
 use s3s_fs::FileSystem;
 use tokio::sync::oneshot;
 
-use self::multipart::Checked;
 use crate::guard::{self, Guard, cache};
 
 /// The region that all of them believe to be in.
@@ -34,8 +29,7 @@ pub const REGION: &str = "us-east-1";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Server {
     /// s3s-fs in this process. It moves an object into place before it compares checksums, so that an object stays
-    /// after a mismatch, and its `If-None-Match` looks before it writes: no test may race uploads on it. It cannot list
-    /// multipart uploads.
+    /// after a mismatch, and its `If-None-Match` looks before it writes: no test may race uploads on it.
     InProcess,
     /// versitygw, a process of its own, on a file system.
     Versitygw,
@@ -84,8 +78,7 @@ impl S3 {
                 let auth = SimpleAuth::from_single(access_key.clone(), secret_key.clone());
                 let rules = Rules { public, careless: server == Server::Unfit };
                 let service = in_process(files.directory(), auth, rules);
-                let service = HandleError::new(service, |_| async { StatusCode::INTERNAL_SERVER_ERROR });
-                let router = Router::new().fallback_service(service);
+                let router = harmonia_s3::router(service);
                 let (address, stop) = guard::serve(async |listener| {
                     let _ = axum::serve(listener, router).await;
                 });
@@ -178,11 +171,10 @@ fn start_versitygw(guard: &Guard, access_key: &str, secret_key: &str) -> SocketA
 }
 
 fn in_process(directory: &Path, auth: SimpleAuth, rules: Rules) -> S3Service {
-    let files = FileSystem::new(directory).expect("open the directory");
     let mut builder = if rules.careless {
-        S3ServiceBuilder::new(files)
+        S3ServiceBuilder::new(FileSystem::new(directory).expect("open the directory"))
     } else {
-        S3ServiceBuilder::new(Checked::new(files))
+        S3ServiceBuilder::new(Checked::new(directory).expect("open the directory"))
     };
     builder.set_auth(auth);
     builder.set_access(rules);

@@ -1,7 +1,9 @@
 //! Real builders beside a [`Press`]: each with a Nix daemon and a store of its own.
 
+use std::borrow::Borrow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use harmonia_builder::BuilderError;
 use harmonia_service::settings::Settings;
@@ -10,7 +12,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::nixes::{Expression, Nix, Version};
-use crate::press::{Press, free_port};
+use crate::press::{Press, RunningSigner, free_port, shared_nix};
 
 /// A builder in this process, and its store.
 pub struct RunningBuilder {
@@ -137,7 +139,21 @@ impl Default for Gates {
     }
 }
 
+/// A derivation that succeeds when it is let.
+pub fn waiting(name: &str) -> Expression {
+    Gates::before(name, "echo \"$name\" >$out")
+}
+
 impl Press {
+    /// Wants these built; their derivations.
+    pub async fn want(&self, signer: &RunningSigner, expressions: &[impl Borrow<Expression>]) -> Vec<String> {
+        let evaluator = shared_nix();
+        let drvs: Vec<String> = expressions.iter().map(|one| evaluator.instantiate(one.borrow())).collect();
+        let all: Vec<&str> = drvs.iter().map(String::as_str).collect();
+        self.evaluate_all(evaluator, signer, &all).await;
+        drvs
+    }
+
     /// The job of a derivation.
     pub async fn job(&self, drv: &str) -> i64 {
         let query = sqlx::query_scalar("SELECT id FROM ci.job WHERE drv_path = $1").bind(drv);
@@ -159,6 +175,23 @@ impl Press {
         outcomes.expect("the attempts")
     }
 
+    /// Every attempt that has ended, for who reads what went wrong.
+    pub async fn history(&self) -> Vec<(String, String, Option<String>)> {
+        let admin = self.farm.database.admin();
+        let query = "SELECT coalesce(n.name, '') || ' ' || j.drv_path, a.outcome, a.message FROM ci.attempt a
+                     JOIN ci.job j ON j.id = a.job_id LEFT JOIN ci.session s ON s.id = a.session_id
+                     LEFT JOIN ci.node n ON n.id = s.node_id ORDER BY a.ended_at, a.id";
+        sqlx::query_as(query).fetch_all(&admin).await.expect("the attempts")
+    }
+
+    /// Waits for the end of all jobs, which is a good one, and looks at everything in the cache and the queue.
+    pub async fn ends_well(&self) {
+        let settled = tokio::time::timeout(Duration::from_secs(60), self.settled()).await;
+        let well = settled.as_ref().is_ok_and(|states| states.values().all(|state| state == "succeeded"));
+        assert!(well, "{settled:#?}\n{:#?}", self.history().await);
+        self.check().await;
+    }
+
     /// Waits until no job is open, and says how each ended.
     pub async fn settled(&self) -> std::collections::BTreeMap<String, String> {
         let admin = self.farm.database.admin();
@@ -170,7 +203,7 @@ impl Press {
             if states.iter().all(|(_, state)| state != "open") {
                 return states.into_iter().collect();
             }
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 }

@@ -22,7 +22,8 @@ pub fn read(input: &[u8]) {
                 Wish::Nar { path, .. }
                 | Wish::Parts { path, .. }
                 | Wish::Part { path, .. }
-                | Wish::Listing { path, .. } => drop(store_path::parse(&path)),
+                | Wish::Listing { path, .. }
+                | Wish::Published { path } => drop(store_path::parse(&path)),
                 Wish::Log { .. } => {}
             }
         }

@@ -719,7 +719,12 @@ async fn a_source_follows_from_its_content() {
     let slot = signer.slots(&token.to_text(), vec![Wish::Source { source: honest.clone(), file }]).await;
     let [Slot::Put { url, headers }] = slot.as_slice() else { panic!("{slot:?}") };
     assert!(put(url, headers, contents).await.is_success());
+    let asked = || vec![Wish::Published { path: honest.path.clone() }];
+    assert_eq!(signer.slots(&token.to_text(), asked()).await, [Slot::Absent], "its NAR alone is nothing");
     assert_eq!(complete_source(&signer, &token, honest.clone(), file).await, Outcome::Published);
+    assert_eq!(signer.slots(&token.to_text(), asked()).await, [Slot::Present]);
+    let slot = signer.slots(&press.token().to_text(), asked()).await.remove(0);
+    assert!(matches!(slot, Slot::Refused { .. }), "builders have no sources: {slot:?}");
     assert!(press.check().await.contains_key(&honest.path));
 }
 

@@ -1,6 +1,7 @@
 //! Tests against real S3 servers, one module a concern.
 
 mod cache;
+mod directory;
 mod hostile;
 mod kills;
 mod names;

@@ -81,6 +81,7 @@ pub fn job(name: &str, class: usize, inputs: Vec<String>) -> Node {
         inputs,
         drv_path,
         cached: false,
+        sources: Vec::new(),
     }
 }
 
@@ -238,6 +239,7 @@ impl Nixpkgs {
                 outputs: made.iter().map(|output| (output.name.clone(), Some(output.path.clone()))).collect(),
                 inputs: node.inputs.iter().map(|(input, _)| path(*input)).collect(),
                 drv_path: drv_path.clone(),
+                sources: Vec::new(),
             });
             outputs.insert(drv_path, made);
         }

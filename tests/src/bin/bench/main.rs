@@ -1,5 +1,5 @@
 //! `./dev bench queue`: what the queue costs, as ratios to `pgbench -N` ("SU") at the same number of clients in the same
-//! run, on a private PostgreSQL. `./dev bench upload` and `build`: see [`upload`] and [`build`]. `--only TEXT` runs the groups with a figure whose
+//! run, on a private PostgreSQL. `./dev bench upload`, `build` and `up`: see [`upload`], [`build`] and [`up`]. `--only TEXT` runs the groups with a figure whose
 //! name contains it.
 
 mod background;
@@ -17,6 +17,7 @@ mod measure;
 mod nixpkgs;
 mod report;
 mod simulation;
+mod up;
 mod upload;
 mod wakeup;
 
@@ -39,6 +40,9 @@ async fn main() {
     }
     if options.measures("build") {
         build::run(&mut report).await;
+    }
+    if options.measures("up") {
+        up::run(&mut report).await;
     }
     report.print();
     report.write();

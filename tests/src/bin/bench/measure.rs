@@ -49,9 +49,18 @@ pub fn peak_mb() -> f64 {
 
 /// Peak memory of a process, in millions of bytes.
 pub fn peak_mb_of(pid: u32) -> f64 {
+    memory(pid, "VmHWM:")
+}
+
+/// Memory of a process, in millions of bytes.
+pub fn rss_mb_of(pid: u32) -> f64 {
+    memory(pid, "VmRSS:")
+}
+
+fn memory(pid: u32, field: &str) -> f64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the kernel tells");
-    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
-    let kib: f64 = peak.trim().trim_end_matches(" kB").parse().expect("a number");
+    let value = status.lines().find_map(|line| line.strip_prefix(field)).expect("a number of kB");
+    let kib: f64 = value.trim().trim_end_matches(" kB").parse().expect("a number");
     kib * 1024.0 / 1e6
 }
 

@@ -62,6 +62,13 @@ const FIGURES: &[(&str, &str, f64, Better)] = &[
     ("input_check_vs_lookup", "x", 2.0, Lower),
     ("builder_idle_core_percent", "%", 0.5, Lower),
     ("builder_rss_mb", "MB", 60.0, Lower),
+    ("up_ready_vs_initdb", "x", 2.0, Lower),
+    ("eval_vs_nix", "x", 1.3, Lower),
+    ("eval_noop_vs_nix", "x", 1.1, Lower),
+    ("eval_first_build_ms", "ms", 200.0, Lower),
+    ("farm_vs_nix", "x", 2.0, Lower),
+    ("idle_rss_mb", "MB", 250.0, Lower),
+    ("idle_cpu_percent", "%", 1.0, Lower),
 ];
 
 /// What the command line asks for.
@@ -80,7 +87,7 @@ impl Options {
         let mut options = Self::default();
         while let Some(argument) = arguments.next() {
             match argument.as_str() {
-                "queue" | "upload" | "build" => options.benches.push(argument),
+                "queue" | "upload" | "build" | "up" => options.benches.push(argument),
                 "--json" => options.json = Some(arguments.next().unwrap_or_else(|| usage()).into()),
                 "--only" => options.only.push(arguments.next().unwrap_or_else(|| usage())),
                 "--set" => {
@@ -105,7 +112,7 @@ impl Options {
 
 fn usage() -> ! {
     eprintln!(
-        "usage: bench queue|upload|build… [--json FILE] [--only TEXT]… [--set POSTGRESQL-SETTING=VALUE]…"
+        "usage: bench queue|upload|build|up… [--json FILE] [--only TEXT]… [--set POSTGRESQL-SETTING=VALUE]…"
     );
     std::process::exit(2)
 }

@@ -1,0 +1,113 @@
+//! Real evaluators beside a [`Press`].
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use harmonia_evaluator::EvaluatorError;
+use harmonia_queue::evaluations::{self, Evaluation, Request, Stage};
+use harmonia_service::settings::Settings;
+use tempfile::TempDir;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use crate::nixes::Nix;
+use crate::press::{Press, free_port};
+
+/// An evaluator in this process.
+pub struct RunningEvaluator {
+    stop: Option<oneshot::Sender<()>>,
+    task: JoinHandle<Result<(), EvaluatorError>>,
+    state: TempDir,
+    _nix: Arc<Nix>,
+}
+
+/// The settings of an evaluator that takes sources of this machine.
+pub async fn settings(press: &Press, nix: &Nix, name: &str, state: &Path) -> Settings {
+    let login = press.farm.database.make_login("harmonia_evaluator").await;
+    Settings::default()
+        .with("database_url", login.direct_url)
+        .with("listen", format!("127.0.0.1:{}", free_port()))
+        .with("node", name)
+        .with("state_dir", state.display().to_string())
+        .with("nix_daemon", nix.socket().display().to_string())
+        .with("nix_root", nix.root().display().to_string())
+        .with("nix_bin", nix.bin().display().to_string())
+        .with("local_sources", "true")
+}
+
+impl RunningEvaluator {
+    /// An evaluator with this store and further settings.
+    pub async fn start(
+        press: &Press,
+        nix: Arc<Nix>,
+        name: &str,
+        more: impl FnOnce(Settings) -> Settings,
+    ) -> RunningEvaluator {
+        let state = tempfile::tempdir().expect("a directory");
+        let settings = more(settings(press, &nix, name, state.path()).await);
+        let (stop, stopped) = oneshot::channel::<()>();
+        let task = tokio::spawn(async move {
+            let stop = async { drop(stopped.await) };
+            harmonia_evaluator::run(&settings, stop).await
+        });
+        RunningEvaluator { stop: Some(stop), task, state, _nix: nix }
+    }
+
+    /// Where it works.
+    pub fn state(&self) -> &Path {
+        self.state.path()
+    }
+
+    /// Stops it as SIGTERM would.
+    pub async fn stop(mut self) {
+        drop(self.stop.take());
+        (&mut self.task).await.expect("the evaluator ends").expect("the evaluator ends well");
+    }
+
+    /// It is gone without a word, as after SIGKILL.
+    pub async fn kill(mut self) {
+        self.task.abort();
+        let _ = (&mut self.task).await;
+    }
+}
+
+impl Drop for RunningEvaluator {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Press {
+    /// Asks for an evaluation.
+    pub async fn ask(&self, source: &str, attrs: &[&str]) -> i64 {
+        let attrs: Vec<String> = attrs.iter().map(|&attr| attr.to_owned()).collect();
+        let request = Request { project: "main", source, attrs: &attrs, ..Request::default() };
+        evaluations::queue(&self.farm.frontend, &request).await.expect("queue an evaluation")
+    }
+
+    /// An evaluation as it is now.
+    pub async fn evaluation(&self, id: i64) -> Evaluation {
+        evaluations::get(&self.farm.frontend, id).await.expect("an answer").expect("an evaluation")
+    }
+
+    /// Waits until an evaluation itself, its builds apart, has ended.
+    pub async fn evaluated(&self, id: i64) -> Evaluation {
+        crate::eventually("the evaluation ends", || async {
+            !matches!(self.evaluation(id).await.stage, Stage::Queued | Stage::Evaluating)
+        })
+        .await;
+        self.evaluation(id).await
+    }
+
+    /// The attributes of an evaluation: errors, or none.
+    pub async fn attributes(&self, id: i64) -> BTreeMap<String, Option<String>> {
+        let attributes =
+            evaluations::attributes(&self.farm.frontend, id, "", 1000).await.expect("attributes");
+        let attributes = attributes.into_iter().map(|attribute| {
+            assert!(attribute.build.is_some() != attribute.error.is_some(), "{attribute:?}");
+            (attribute.name, attribute.error)
+        });
+        attributes.collect()
+    }
+}

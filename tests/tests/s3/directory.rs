@@ -1,0 +1,79 @@
+//! The server of a farm on one machine, which is stopped and started again on what it has.
+
+use std::path::Path;
+
+use aws_sdk_s3::Client;
+use aws_sdk_s3::config::{BehaviorVersion, Credentials, Region};
+use aws_sdk_s3::types::{ChecksumMode, ChecksumType, CompletedMultipartUpload, CompletedPart};
+use harmonia_nix::Sha256;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+/// S3 takes parts from 5 MiB.
+const PART: usize = 5 << 20;
+
+struct Running {
+    client: Client,
+    task: JoinHandle<()>,
+}
+
+impl Running {
+    async fn on(root: &Path) -> Running {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let root = root.to_owned();
+        let task = tokio::spawn(async move {
+            harmonia_s3::serve(&root, "key", "secret", listener, std::future::pending()).await.unwrap();
+        });
+        let config = aws_sdk_s3::Config::builder()
+            .behavior_version(BehaviorVersion::latest())
+            .http_client(aws_smithy_http_client::Builder::new().build_http())
+            .region(Region::new("us-east-1"))
+            .endpoint_url(endpoint)
+            .force_path_style(true)
+            .credentials_provider(Credentials::new("key", "secret", None, None, "test"))
+            .build();
+        Running { client: Client::from_conf(config), task }
+    }
+
+    async fn stop(self) {
+        self.task.abort();
+        let _ = self.task.await;
+    }
+}
+
+#[tokio::test]
+async fn an_upload_in_parts_goes_on_after_a_restart_and_its_checksum_stays() {
+    let root = tempfile::tempdir().unwrap();
+    std::fs::create_dir(root.path().join("cache")).unwrap();
+    let parts = [vec![1_u8; PART], vec![2_u8; 1000]];
+    let sums: Vec<String> = parts.iter().map(|part| Sha256::of(part).base64()).collect();
+
+    let first = Running::on(root.path()).await;
+    let begun = first.client.create_multipart_upload().bucket("cache").key("nar/x").send().await.unwrap();
+    let upload = begun.upload_id().unwrap();
+    let mut completed = CompletedMultipartUpload::builder();
+    for ((part, sum), number) in parts.iter().zip(&sums).zip(1..) {
+        let put =
+            first.client.upload_part().bucket("cache").key("nar/x").upload_id(upload).part_number(number);
+        let put = put.checksum_sha256(sum).body(part.clone().into()).send().await.unwrap();
+        let part = CompletedPart::builder().part_number(number).set_e_tag(put.e_tag).checksum_sha256(sum);
+        completed = completed.parts(part.build());
+    }
+    let listed = first.client.list_multipart_uploads().bucket("cache").prefix("nar/").send().await.unwrap();
+    assert_eq!(listed.uploads()[0].upload_id(), Some(upload));
+    first.stop().await;
+
+    let second = Running::on(root.path()).await;
+    let complete = second.client.complete_multipart_upload().bucket("cache").key("nar/x").upload_id(upload);
+    complete.multipart_upload(completed.build()).send().await.unwrap();
+    second.stop().await;
+
+    let third = Running::on(root.path()).await;
+    let head = third.client.head_object().bucket("cache").key("nar/x").checksum_mode(ChecksumMode::Enabled);
+    let head = head.send().await.unwrap();
+    let both: Vec<u8> = parts.iter().flat_map(|part| Sha256::of(part).0).collect();
+    assert_eq!(head.checksum_sha256(), Some(format!("{}-2", Sha256::of(both).base64()).as_str()));
+    assert_eq!(head.checksum_type(), Some(&ChecksumType::Composite));
+    third.stop().await;
+}
