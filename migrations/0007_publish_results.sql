@@ -190,21 +190,27 @@ CREATE FUNCTION ci.unpublished(p_older_than interval DEFAULT '30 seconds', p_job
   ORDER BY r.attempt, o.name LIMIT 16384
 $$;
 
--- Published: the job has succeeded, and what waits for it is looked at. Answers the jobs that this call finished.
-CREATE FUNCTION ci.finish(p_jobs bigint[], p_attempts bigint[]) RETURNS SETOF bigint
+-- Published: the job has succeeded, and what waits for it is looked at. Answers the jobs that this call finished, and those
+-- that it could not because their builder, or whoever ends them, has them at this moment: ask again.
+CREATE FUNCTION ci.finish(p_jobs bigint[], p_attempts bigint[]) RETURNS TABLE (job_id bigint, busy bool)
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE v_jobs bigint[]; v_job bigint;
+#variable_conflict use_column
+DECLARE v_jobs bigint[];
 BEGIN
-  SELECT array_agg(x.job_id) INTO v_jobs FROM (
+  SELECT coalesce(array_agg(x.job_id), '{}') INTO v_jobs FROM (
     SELECT r.job_id FROM unnest(p_jobs, p_attempts) u (job_id, attempt) JOIN ci.running r ON r.job_id = u.job_id
     WHERE r.attempt = u.attempt                                                             -- fence: finish_attempt
       AND r.phase = 'accepted'                                                              -- fence: finish_accepted
     FOR UPDATE OF r SKIP LOCKED) x;                                                         -- lock: finish_running
-  IF v_jobs IS NULL THEN RETURN; END IF;
+  IF cardinality(v_jobs) < cardinality(p_jobs) THEN
+    RETURN QUERY SELECT r.job_id, true FROM unnest(p_jobs, p_attempts) u (job_id, attempt) JOIN ci.running r ON r.job_id = u.job_id
+    WHERE r.attempt = u.attempt AND r.phase = 'accepted' AND r.job_id <> ALL (v_jobs);
+  END IF;
+  IF cardinality(v_jobs) = 0 THEN RETURN; END IF;
   PERFORM ci.end_attempts(v_jobs, 'succeeded', NULL, true);
   WITH ended AS (UPDATE ci.job SET state = 'succeeded', ended_at = ci.clock(), failure = NULL, error = NULL WHERE id = ANY (v_jobs) RETURNING id)
   INSERT INTO ci.event (kind, subject) SELECT 'd', id FROM ended;                           -- event: finished_tells_dependents
-  FOREACH v_job IN ARRAY v_jobs LOOP RETURN NEXT v_job; END LOOP;
+  RETURN QUERY SELECT j, false FROM unnest(v_jobs) j;
 END $$;
 
 CREATE FUNCTION ci.missing_reports() RETURNS SETOF ci.missing

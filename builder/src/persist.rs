@@ -5,8 +5,8 @@ use std::time::Duration;
 use harmonia_service::sentence::sentence;
 use tokio::time::sleep;
 
-/// Says it until it was heard: a database may be away for as long as a restart takes, or a weekend. None: the queue does
-/// not want to hear it.
+/// Says it until it was heard: a database may be away for as long as a restart takes, or a weekend, and a new password may take
+/// as long to arrive. None: the queue does not want to hear it.
 pub async fn persist<T, F: Future<Output = harmonia_queue::Result<T>>>(
     mut call: impl FnMut() -> F,
 ) -> Option<T> {
@@ -14,7 +14,7 @@ pub async fn persist<T, F: Future<Output = harmonia_queue::Result<T>>>(
     loop {
         match call().await {
             Ok(answer) => return Some(answer),
-            Err(error) if error.is_transient() => {
+            Err(error) if error.is_transient() || error.is_login() => {
                 tracing::debug!(%error, "the queue has not heard yet");
                 sleep(pause).await;
                 pause = (2 * pause).min(Duration::from_secs(10));

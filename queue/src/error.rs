@@ -44,11 +44,18 @@ impl Error {
         match self {
             Self::Unreachable(_) => true,
             // 40: serialisation or deadlock; 53: out of resources; 55: lock not available; 57: shutting down.
-            Self::Database(sqlx::Error::Database(source)) => source
-                .code()
-                .is_some_and(|code| ["40", "53", "55", "57"].contains(&code.get(..2).unwrap_or_default())),
-            _ => false,
+            error => error.is_of_class(&["40", "53", "55", "57"]),
         }
+    }
+
+    /// Whether the login was refused: until the password that was changed has arrived here too, perhaps.
+    pub fn is_login(&self) -> bool {
+        self.is_of_class(&["28"])
+    }
+
+    fn is_of_class(&self, classes: &[&str]) -> bool {
+        let Self::Database(sqlx::Error::Database(source)) = self else { return false };
+        source.code().is_some_and(|code| classes.contains(&code.get(..2).unwrap_or_default()))
     }
 }
 

@@ -66,6 +66,8 @@ pub enum Verdict {
     Adopted,
     /// The claim is not live: nothing was changed.
     Stale,
+    /// Somebody keeps the claim locked: nothing was changed, ask again.
+    Busy,
     /// Outputs are missing, foreign or not where the derivation says: nothing was changed.
     Incomplete,
     /// Publishing it would mix the outputs of two builds: nothing was changed.
@@ -258,7 +260,7 @@ fn read_record(row: &PgRow) -> Result<Output> {
 /// Takes or adopts the canonical record of all outputs of each result, in one transaction, but for those whose builder
 /// speaks at this very moment: they are asked for again.
 pub async fn accept(db: &Db, results: &[(Holder, Vec<Output>)]) -> Result<Vec<Verdict>> {
-    let mut verdicts = vec![Verdict::Stale; results.len()];
+    let mut verdicts = vec![Verdict::Busy; results.len()];
     let mut left: Vec<usize> = (0..results.len()).collect();
     for _ in 0..BUSY_TRIES {
         let asked: Vec<_> = left.iter().map(|&at| &results[at]).collect();
@@ -321,10 +323,35 @@ async fn accept_once(db: &Db, results: &[&(Holder, Vec<Output>)]) -> Result<Vec<
         .collect())
 }
 
-/// The narinfos are written: the jobs have succeeded. Answers those that this call finished.
-pub async fn finish(db: &Db, fences: &[Fence]) -> Result<Vec<i64>> {
-    let (jobs, attempts) = Fence::columns(fences);
-    db.column(sqlx::query("SELECT ci.finish($1, $2)").bind(jobs).bind(attempts)).await
+/// What became of jobs that are published.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Finished {
+    /// Ended by this call.
+    pub jobs: Vec<i64>,
+    /// Not ended: somebody keeps them locked.
+    pub busy: Vec<i64>,
+}
+
+/// The narinfos are written: the jobs have succeeded, but for those whose builder speaks at this very moment: they are asked
+/// for again.
+pub async fn finish(db: &Db, fences: &[Fence]) -> Result<Finished> {
+    let mut finished = Finished::default();
+    let mut left = fences.to_vec();
+    for _ in 0..BUSY_TRIES {
+        let (jobs, attempts) = Fence::columns(&left);
+        let query = sqlx::query("SELECT job_id, busy FROM ci.finish($1, $2)").bind(jobs).bind(attempts);
+        finished.busy.clear();
+        for row in db.rows(query).await? {
+            let place = if row.try_get("busy")? { &mut finished.busy } else { &mut finished.jobs };
+            place.push(row.try_get("job_id")?);
+        }
+        if finished.busy.is_empty() {
+            break;
+        }
+        left.retain(|fence| finished.busy.contains(&fence.job));
+        tokio::time::sleep(BUSY).await;
+    }
+    Ok(finished)
 }
 
 /// Accepted results whose signer went away before it finished them.

@@ -12,6 +12,7 @@ use harmonia_service::layout;
 use harmonia_service::protocol::{BuildResult, Outcome, Output, StoredFile, Token};
 use harmonia_service::sentence::sentence;
 
+use crate::publish::BUSY;
 use crate::slots::fence;
 use crate::{Signer, SignerError, side_by_side};
 
@@ -162,6 +163,7 @@ fn outcome(verdict: Option<Verdict>, published: Option<Result<(), SignerError>>)
                      publishing these would mix two builds"
                 .into(),
         },
+        (Some(Verdict::Busy), _) => Outcome::Later { reason: BUSY.into() },
         (Some(Verdict::Stale) | None, _) => Outcome::Stale,
     }
 }

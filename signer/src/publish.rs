@@ -14,6 +14,8 @@ use harmonia_service::layout;
 
 use crate::{Signer, SignerError, side_by_side};
 
+/// Why something has to be asked again.
+pub(crate) const BUSY: &str = "its builder speaks of it at this moment";
 /// A narinfo of a path with thousands of references has some hundred kilobytes.
 const NARINFO_LIMIT: usize = narinfo::MAX_NARINFO_SIZE;
 
@@ -27,16 +29,20 @@ impl Signer {
         let done: Vec<Fence> =
             outcomes.iter().filter(|(_, written)| written.is_ok()).map(|(fence, _)| *fence).collect();
         if !done.is_empty() {
-            match signer::finish(&self.db, &done).await {
-                Ok(_) => self.resolver.nudge(),
-                Err(error) => {
-                    // The narinfos are there: whoever looks for unfinished records next finishes them.
-                    tracing::warn!(%error, "published but not finished");
-                    let reason = error.to_string();
-                    for (_, outcome) in outcomes.iter_mut().filter(|(_, outcome)| outcome.is_ok()) {
-                        *outcome = Err(harmonia_queue::Error::WrongState(reason.clone()).into());
-                    }
-                }
+            let (reason, unfinished) = match signer::finish(&self.db, &done).await {
+                Ok(finished) => (BUSY.to_owned(), finished.busy),
+                Err(error) => (error.to_string(), done.iter().map(|fence| fence.job).collect()),
+            };
+            self.resolver.nudge();
+            // Their narinfos are there: whoever shows them again, or looks for unfinished records next, finishes them.
+            if !unfinished.is_empty() {
+                tracing::warn!(reason, jobs = ?unfinished, "published but not finished");
+            }
+            let is_unfinished = |fence: &Fence| unfinished.contains(&fence.job);
+            for (_, outcome) in
+                outcomes.iter_mut().filter(|(fence, done)| done.is_ok() && is_unfinished(fence))
+            {
+                *outcome = Err(harmonia_queue::Error::WrongState(reason.clone()).into());
             }
         }
         outcomes

@@ -198,7 +198,7 @@ impl Farm {
         session.start_upload(&[claim.fence]).await.expect("start the upload");
         let verdict = self.accept(session, claim).await;
         assert!(matches!(verdict, Verdict::Accepted | Verdict::Adopted), "{verdict:?}");
-        let finished = signer::finish(&self.signer, &[claim.fence]).await.expect("finish");
+        let finished = signer::finish(&self.signer, &[claim.fence]).await.expect("finish").jobs;
         assert_eq!(finished, [claim.fence.job]);
     }
 

@@ -17,8 +17,8 @@ use crate::farm::Farm;
 use crate::guard::serve;
 use crate::kube::{Namespace, try_kubectl};
 
-/// How long the operator may take to do what is asked for.
-pub const SOON: Duration = Duration::from_secs(90);
+/// How long the operator, or the cluster's own controllers, may take to do what is asked for: the machine may be busy.
+pub const SOON: Duration = Duration::from_secs(180);
 
 /// A release in a namespace of its own, called like it, with a database of its own. It watches that namespace and those that it
 /// was told of.

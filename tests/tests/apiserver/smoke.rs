@@ -1,4 +1,5 @@
 use harmonia_tests::kube::{Namespace, Request, eventually, kubectl, requests_of};
+use harmonia_tests::operator::SOON;
 use std::time::Duration;
 
 #[tokio::test]
@@ -9,10 +10,12 @@ async fn the_api_answers_and_controllers_make_pods_that_find_no_node() {
         .kubectl(&["create", "deployment", "idle", "--image=localhost/busybox:test", "--replicas=2"])
         .await;
     namespace
-        .eventually("pods", Duration::from_secs(60), |pods| {
+        .eventually("pods", SOON, |pods| {
             let pods = pods["items"].as_array().unwrap();
-            let unschedulable =
-                |pod: &serde_json::Value| pod["status"]["conditions"][0]["reason"] == "Unschedulable";
+            let unschedulable = |pod: &serde_json::Value| {
+                let conditions = pod["status"]["conditions"].as_array();
+                conditions.is_some_and(|all| all.iter().any(|one| one["reason"] == "Unschedulable"))
+            };
             pods.len() == 2 && pods.iter().all(unschedulable)
         })
         .await;

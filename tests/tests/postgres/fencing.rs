@@ -128,7 +128,7 @@ async fn a_signer_takes_no_result_under_a_wrong_secret() {
 async fn a_result_is_finished_only_under_its_attempt() {
     let (farm, _, node, claim) = running().await;
     accept(&farm, holder(&node, &claim)).await;
-    assert!(signer::finish(&farm.signer, &[before(claim.fence)]).await.unwrap().is_empty());
+    assert!(signer::finish(&farm.signer, &[before(claim.fence)]).await.unwrap().jobs.is_empty());
     assert_eq!(farm.state(claim.fence.job).await, "accepted");
 }
 
@@ -136,7 +136,7 @@ async fn a_result_is_finished_only_under_its_attempt() {
 async fn a_result_is_finished_only_once_it_is_accepted() {
     let (farm, _, node, claim) = running().await;
     node.start_upload(&[claim.fence]).await.unwrap();
-    assert!(signer::finish(&farm.signer, &[claim.fence]).await.unwrap().is_empty());
+    assert!(signer::finish(&farm.signer, &[claim.fence]).await.unwrap().jobs.is_empty());
     assert_eq!(farm.state(claim.fence.job).await, "uploading");
 }
 
@@ -144,7 +144,7 @@ async fn a_result_is_finished_only_once_it_is_accepted() {
 async fn a_result_is_finished_once() {
     let (farm, _, node, claim) = running().await;
     farm.succeed(&node, &claim).await;
-    assert!(signer::finish(&farm.signer, &[claim.fence]).await.unwrap().is_empty());
+    assert!(signer::finish(&farm.signer, &[claim.fence]).await.unwrap().jobs.is_empty());
     assert_eq!(
         farm.value::<i64>("SELECT count(*) FROM ci.attempt WHERE job_id = $1", claim.fence.job).await,
         1

@@ -884,7 +884,7 @@ async fn a_heartbeat_in_flight_does_not_make_a_failure_stale() {
 }
 
 #[tokio::test]
-async fn a_claim_that_its_builder_keeps_locked_is_stale_to_a_signer() {
+async fn a_claim_that_its_builder_keeps_locked_holds_up_no_signer() {
     let (farm, node, claim, _held) = heartbeat_in_flight().await;
-    assert_eq!(farm.accept(&node, &claim).await, Verdict::Stale);
+    assert_eq!(farm.accept(&node, &claim).await, Verdict::Busy);
 }

@@ -546,7 +546,7 @@ impl Run {
 
     async fn finish(&mut self, drv: Drv) {
         let (_, fence) = self.holder(drv);
-        assert_eq!(signer::finish(&self.farm.signer, &[fence]).await.unwrap(), [fence.job]);
+        assert_eq!(signer::finish(&self.farm.signer, &[fence]).await.unwrap().jobs, [fence.job]);
         self.model.finish(drv);
     }
 
@@ -564,7 +564,7 @@ impl Run {
         assert!(session.give_back(&[fence], "late").await.map_or_else(over, |held| held.is_empty()));
         assert!(session.fail(fence, Failure::BuildError, "late").await.map_or_else(over, |held| !held));
         assert_eq!(self.show(drv, session.clone(), fence).await, Verdict::Stale);
-        assert_eq!(signer::finish(&self.farm.signer, &[fence]).await.unwrap(), Vec::<i64>::new());
+        assert_eq!(signer::finish(&self.farm.signer, &[fence]).await.unwrap().jobs, Vec::<i64>::new());
     }
 
     fn holder(&self, drv: Drv) -> (&Session, Fence) {

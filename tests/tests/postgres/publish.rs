@@ -153,7 +153,7 @@ async fn a_second_build_adopts_the_first_and_is_a_finding_if_it_differs() {
     assert_eq!(findings(&farm).await, 1);
     let hash: Vec<u8> = farm.value("SELECT nar_hash FROM ci.canonical WHERE $1 = 0", 0).await;
     assert_eq!(hash, [1; 32]);
-    assert_eq!(signer::finish(&farm.signer, &[claim.fence]).await.unwrap(), [claim.fence.job]);
+    assert_eq!(signer::finish(&farm.signer, &[claim.fence]).await.unwrap().jobs, [claim.fence.job]);
 }
 
 #[tokio::test]
@@ -195,7 +195,7 @@ async fn any_signer_completes_what_was_accepted() {
     let left = signer::unpublished(&farm.signer, age).await.unwrap();
     assert_eq!(left.len(), 1);
     assert_eq!(left[0].outputs.len(), 2);
-    assert_eq!(signer::finish(&farm.signer, &[left[0].fence]).await.unwrap(), [claim.fence.job]);
+    assert_eq!(signer::finish(&farm.signer, &[left[0].fence]).await.unwrap().jobs, [claim.fence.job]);
     assert_eq!(farm.state(claim.fence.job).await, "succeeded");
     farm.assert_sound().await;
 }
@@ -243,7 +243,7 @@ async fn two_attempts_at_one_job_are_told_apart_in_one_call() {
     let results = [&stale, &claim].map(|claim| (holder(&session, claim), made("lib")));
     let verdicts = signer::accept(&farm.signer, &results).await.unwrap();
     assert_eq!(verdicts, [Verdict::Stale, Verdict::Accepted]);
-    assert_eq!(signer::finish(&farm.signer, &[claim.fence]).await.unwrap(), [claim.fence.job]);
+    assert_eq!(signer::finish(&farm.signer, &[claim.fence]).await.unwrap().jobs, [claim.fence.job]);
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use harmonia_queue::builder::{self, Failure, Session};
 use harmonia_queue::evaluations::{self, Request};
 use harmonia_queue::ingest::Node;
 use harmonia_queue::people::{self, Ending, Project};
-use harmonia_queue::signer::{self, Verdict};
+use harmonia_queue::signer::{self, Finished, Verdict};
 use harmonia_queue::{Db, Error, Fence, janitor, resolver};
 use harmonia_tests::farm::{Evaluation, Farm, PoolHandle, SYSTEM, derivation, store_path};
 use sqlx::{Connection, PgConnection, Row};
@@ -360,8 +360,9 @@ async fn what_is_being_given_back_is_not_accepted() {
     let (farm, pool, node, _) = impatient(1).await;
     let claim = farm.claim(&node).await;
     let held = open_return(&pool, &node, claim.fence).await;
-    assert_eq!(farm.accept(&node, &claim).await, Verdict::Stale);
+    assert_eq!(farm.accept(&node, &claim).await, Verdict::Busy);
     commit(held).await;
+    assert_eq!(farm.accept(&node, &claim).await, Verdict::Stale);
     farm.settle().await;
     assert_eq!(farm.state(claim.fence.job).await, "ready");
     assert_eq!(farm.value::<i64>("SELECT count(*) FROM ci.canonical WHERE $1 = 0", 0).await, 0);
@@ -389,9 +390,27 @@ async fn of_two_signers_one_finishes() {
     let mut held = open(&farm.database.direct_url()).await;
     let finish = sqlx::query("SELECT ci.finish(ARRAY[$1], ARRAY[$2])").bind(claim.fence.job);
     assert_eq!(finish.bind(claim.fence.attempt).fetch_all(&mut held).await.unwrap().len(), 1);
-    assert!(signer::finish(&farm.signer, &[claim.fence]).await.unwrap().is_empty());
+    let busy = Finished { busy: vec![claim.fence.job], ..Finished::default() };
+    assert_eq!(signer::finish(&farm.signer, &[claim.fence]).await.unwrap(), busy);
     commit(held).await;
+    assert_eq!(signer::finish(&farm.signer, &[claim.fence]).await.unwrap(), Finished::default());
     assert_eq!(farm.state(claim.fence.job).await, "succeeded");
+    farm.assert_sound().await;
+}
+
+#[tokio::test]
+async fn what_its_builder_speaks_of_is_finished_when_it_has_spoken() {
+    let (farm, pool, node, _) = impatient(1).await;
+    let claim = farm.claim(&node).await;
+    farm.accept(&node, &claim).await;
+    let mut held = open(&pool.login.direct_url).await;
+    let beat =
+        sqlx::query("SELECT ci.heartbeat($1, $2, ARRAY[$3], ARRAY[$4])").bind(node.id).bind(&node.secret);
+    beat.bind(claim.fence.job).bind(claim.fence.attempt).execute(&mut held).await.unwrap();
+    let signer = farm.signer.clone();
+    let (finished, ()) =
+        tokio::join!(signer::finish(&signer, std::slice::from_ref(&claim.fence)), commit(held));
+    assert_eq!(finished.unwrap().jobs, [claim.fence.job]);
     farm.assert_sound().await;
 }
 

@@ -153,7 +153,7 @@ impl Worker {
         let held = self.session.start_upload(&fences).await.expect("start the upload");
         assert_eq!(held.len(), fences.len(), "claims were lost");
         self.accept(claims).await;
-        let finished = signer::finish(&self.signer, &fences).await.expect("finish");
+        let finished = signer::finish(&self.signer, &fences).await.expect("finish").jobs;
         assert_eq!(finished.len(), fences.len(), "results were not finished");
     }
 

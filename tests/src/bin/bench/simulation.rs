@@ -124,7 +124,7 @@ impl Simulation {
                 self.free[n] += claims.len();
                 fences.extend(claims.iter().map(|claim| claim.fence));
             }
-            let finished = signer::finish(&self.farm.signer, &fences).await.expect("finish");
+            let finished = signer::finish(&self.farm.signer, &fences).await.expect("finish").jobs;
             assert_eq!(finished.len(), fences.len());
             resolver::settle(&self.farm.signer).await.expect("resolve");
             dry = false;

@@ -211,8 +211,9 @@ impl Life {
             let holder = Holder { session: self.session.id, secret: self.session.secret.clone(), fence };
             let accepted = signer::accept(&self.world.farm.signer, &[(holder, Vec::new())]).await;
             let failed = self.session.fail(fence, Failure::Network, "it took too long").await;
+            let deaf = |verdict: &Verdict| matches!(verdict, Verdict::Stale | Verdict::Busy);
             let heard =
-                accepted.is_ok_and(|verdicts| verdicts != [Verdict::Stale]) || failed.is_ok_and(|held| held);
+                accepted.is_ok_and(|verdicts| !verdicts.iter().all(deaf)) || failed.is_ok_and(|held| held);
             if over && heard {
                 self.world.violation(format!("{fence:?} was over, and a zombie was heard"));
             }
@@ -250,6 +251,8 @@ pub async fn signer(
                         world.violation(format!("{fence:?} was called stale while it ran"));
                     }
                 }
+                // As if it had not been shown: its lease ends.
+                Verdict::Busy => {}
                 verdict => world
                     .violation(format!("{verdict:?} for {}, which only one attempt made", upload.drv_path)),
             }
