@@ -99,7 +99,7 @@ CREATE FUNCTION ci.claim(p_session bigint, p_secret text, p_want int)
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
-  v_session record; p ci.profile; v_got record; v_free int; v_left int := p_want; v_drains bool; v_now timestamptz := ci.clock();
+  v_session record; p ci.profile; v_got record; v_free int; v_left int := p_want; v_drains bool; v_now timestamptz;
   v_order int[]; v_next int; v_turn int; v_turns int[]; v_asked int[]; v_quotas int[];
   v_jobs bigint[]; v_of int[]; v_lanes int[]; v_estimates real[];
 BEGIN
@@ -159,6 +159,8 @@ BEGIN
   END LOOP;
   IF v_jobs IS NULL THEN RETURN; END IF;
 
+  -- Not before the locks were waited for: a claim is later than the ends that made its jobs ready.
+  v_now := ci.clock();
   RETURN QUERY
     WITH begun AS (
       INSERT INTO ci.running (job_id, attempt, session_id, node_id, lane_id, permit, estimate, claimed_at, lease_until)

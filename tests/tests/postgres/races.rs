@@ -175,6 +175,18 @@ async fn two_claims_of_a_session_come_one_after_the_other() {
 }
 
 #[tokio::test]
+async fn a_claim_counts_from_when_it_was_made_not_from_when_it_was_asked_for() {
+    let (farm, pool, node, _) = patient(2).await;
+    let (held, _) = open_claim(&pool, &node).await;
+    let second = tokio::spawn(async move { node.claim(1).await.unwrap().remove(0).fence.attempt });
+    assert!(waits(&farm, &second).await);
+    farm.advance(60.0).await;
+    commit(held).await;
+    let now = "SELECT ci.clock() = claimed_at FROM ci.running WHERE attempt = $1";
+    assert!(farm.value::<bool>(now, second.await.unwrap()).await);
+}
+
+#[tokio::test]
 async fn a_claim_that_meets_the_end_of_its_session_gets_nothing() {
     let (farm, pool, node, _) = patient(1).await;
     let mut held = open(&pool.login.direct_url).await;
