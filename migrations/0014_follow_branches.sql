@@ -103,9 +103,11 @@ BEGIN
   SELECT * INTO v_project FROM ci.project WHERE name = p_project AND deleted_at IS NULL;
   IF NOT FOUND THEN
     PERFORM ci.refuse('HC007', format('there is no project %s', p_project));
-  ELSIF v_project.k8s_uid IS NOT NULL THEN                                                  -- fence: source_keeper
+  END IF;
+  IF v_project.k8s_uid IS NOT NULL THEN                                                     -- fence: source_keeper
     PERFORM ci.refuse_keeper('project', 'Project', p_project, NULL);
-  ELSIF p_url IS NULL THEN
+  END IF;
+  IF p_url IS NULL THEN
     DELETE FROM ci.project_source WHERE project_id = v_project.id;
   ELSE
     PERFORM ci.write_source(v_project.id, p_kind, p_url, p_instance, p_owner, p_repo, p_branch, p_attrs, p_poll_interval, p_pull_requests, p_credential);

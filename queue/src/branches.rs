@@ -1,6 +1,7 @@
 //! Where projects' code is, which commits their branches are at, and pushes: one evaluation of a commit on a branch, the newest
 //! instead of those before it.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use sqlx::Row;
@@ -102,7 +103,7 @@ impl ProjectSource {
     }
 }
 
-const COLUMNS: &str = "SELECT s.kind, s.url, s.instance, s.owner, s.repo, s.branch, s.attrs, extract(epoch FROM s.poll_interval)::float8 AS poll_interval,
+const COLUMNS: &str = "SELECT p.name AS project, s.kind, s.url, s.instance, s.owner, s.repo, s.branch, s.attrs, extract(epoch FROM s.poll_interval)::float8 AS poll_interval,
   s.pull_requests, s.credential, s.poll_error FROM ci.project_source s JOIN ci.project p ON p.id = s.project_id";
 
 /// Where a project's code is, and why the last look there saw nothing.
@@ -110,6 +111,13 @@ pub async fn source(db: &Db, project: &str) -> Result<Option<(ProjectSource, Opt
     let text = format!("{COLUMNS} WHERE p.name = $1 AND p.deleted_at IS NULL");
     let rows = db.rows(sqlx::query(sqlx::AssertSqlSafe(text)).bind(project)).await?;
     rows.first().map(|row| Ok((read(row)?, row.try_get("poll_error")?))).transpose()
+}
+
+/// The same of all projects, by name.
+pub async fn sources(db: &Db) -> Result<HashMap<String, (ProjectSource, Option<String>)>> {
+    let text = format!("{COLUMNS} WHERE p.deleted_at IS NULL");
+    let rows = db.rows(sqlx::query(sqlx::AssertSqlSafe(text))).await?;
+    rows.iter().map(|row| Ok((row.try_get("project")?, (read(row)?, row.try_get("poll_error")?)))).collect()
 }
 
 fn read(row: &PgRow) -> Result<ProjectSource> {

@@ -514,7 +514,7 @@ async fn an_evaluator_passes_over_what_another_is_claiming() {
 async fn a_push_sees_the_one_that_is_just_being_made() {
     let farm = Farm::new().await;
     farm.project("main").await;
-    let held = open_words(&farm, "SELECT ci.push('main', 'x', 'main', 'aa', 0::smallint, '{}')").await;
+    let held = open_words(&farm, "SELECT ci.push('main', 'x', 'main', 'aa', 0::smallint, '{}', 7)").await;
     let db = farm.frontend.clone();
     let newer = tokio::spawn(async move {
         let push = Push {
@@ -524,7 +524,7 @@ async fn a_push_sees_the_one_that_is_just_being_made() {
             commit: "bb",
             untrusted: false,
             attrs: &[],
-            pull_request: None,
+            pull_request: Some(7),
         };
         branches::push(&db, &push).await.unwrap()
     });
