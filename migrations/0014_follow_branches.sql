@@ -30,8 +30,10 @@ CREATE TABLE ci.head (
 );
 
 -- pushed: not asked for by a person. superseded_by: the evaluation of a newer push that ended it. tree: what was evaluated, and how.
+-- retention: what its source asks for, if that is shorter than the project's.
 ALTER TABLE ci.evaluation ADD COLUMN pushed bool NOT NULL DEFAULT false, ADD COLUMN pull_request int,
-  ADD COLUMN superseded_by bigint, ADD COLUMN tree text CHECK (octet_length(tree) <= 200);
+  ADD COLUMN superseded_by bigint, ADD COLUMN tree text CHECK (octet_length(tree) <= 200),
+  ADD COLUMN retention interval;
 -- One evaluation of a commit on a branch. A branch that comes back to a commit whose evaluation a newer push ended needs another.
 CREATE UNIQUE INDEX evaluation_pushed ON ci.evaluation (project_id, branch, commit_id, coalesce(pull_request, 0)) WHERE pushed AND superseded_by IS NULL;
 CREATE INDEX evaluation_tree ON ci.evaluation (project_id, tree) WHERE tree IS NOT NULL;
@@ -178,6 +180,12 @@ CREATE FUNCTION ci.found_before(p_evaluation bigint, p_before bigint) RETURNS TA
   JOIN ci.evaluation_attr a ON a.evaluation_id = b.id JOIN ci.job j ON j.id = a.job_id WHERE e.id = p_evaluation ORDER BY a.attr
 $$;
 
+-- How long the source itself wants to be kept.
+CREATE FUNCTION ci.wish_retention(p_evaluation bigint, p_attempt int, p_retention interval) RETURNS void
+  LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  UPDATE ci.evaluation SET retention = greatest(p_retention, interval '1 hour') WHERE id = p_evaluation AND state = 'evaluating' AND attempt = p_attempt
+$$;
+
 -- What an evaluator has to know of the project beside its evaluation: where its code is, and by which name to read it.
 CREATE FUNCTION ci.evaluation_source(p_evaluation bigint) RETURNS TABLE (url text, branch text, credential text, pull_request int)
   LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -190,7 +198,7 @@ DECLARE
   v_table text;
 BEGIN
   FOR v_grant IN SELECT * FROM (VALUES
-    ('harmonia_evaluator', ARRAY['claim_poll', 'polled', 'same_tree', 'found_before', 'evaluation_source']),
+    ('harmonia_evaluator', ARRAY['claim_poll', 'polled', 'same_tree', 'found_before', 'evaluation_source', 'wish_retention']),
     ('harmonia_frontend', ARRAY['push', 'put_source', 'is_merge_queue']),
     ('harmonia_operator', ARRAY['mirror_source'])) x (role, names) LOOP
     EXECUTE (SELECT string_agg(format('GRANT EXECUTE ON FUNCTION %s TO %s', p.oid::regprocedure, v_grant.role), '; ')
@@ -199,5 +207,5 @@ BEGIN
   FOREACH v_table IN ARRAY ARRAY['project_source', 'head'] LOOP
     EXECUTE format('GRANT SELECT ON ci.%I TO harmonia_operator, harmonia_frontend', v_table);
   END LOOP;
-  GRANT SELECT (pushed, pull_request, superseded_by, tree) ON ci.evaluation TO harmonia_operator, harmonia_frontend;
+  GRANT SELECT (pushed, pull_request, superseded_by, tree, retention) ON ci.evaluation TO harmonia_operator, harmonia_frontend;
 END $$;

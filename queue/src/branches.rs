@@ -304,6 +304,13 @@ pub async fn evaluation_source(db: &Db, evaluation: i64) -> Result<Option<Evalua
     }))
 }
 
+/// How long the source itself wants to be kept, at most as long as its project's are.
+pub async fn wish_retention(db: &Db, evaluation: i64, attempt: i32, retention: Duration) -> Result<()> {
+    let query = sqlx::query("SELECT ci.wish_retention($1, $2, make_interval(secs => $3))");
+    db.row(query.bind(evaluation).bind(attempt).bind(retention.as_secs_f64())).await?;
+    Ok(())
+}
+
 /// Says of which tree an evaluation is. Answers what a complete evaluation of the same tree found, each attribute with its
 /// derivation, if there is one and this one is a push.
 pub async fn same_tree(
