@@ -167,7 +167,7 @@ BEGIN
   SELECT e.* INTO v_evaluation FROM ci.evaluation e JOIN ci.project p ON p.id = e.project_id
   LEFT JOIN LATERAL (SELECT l.id FROM ci.evaluation l WHERE l.project_id = e.project_id AND l.branch IS NOT DISTINCT FROM e.branch
                        AND l.id > e.id AND l.state = 'complete' LIMIT 1) later ON true
-  WHERE e.created_at < ci.clock() - p.retention
+  WHERE e.created_at < ci.clock() - least(p.retention, e.retention)
     AND NOT e.pinned                                                                        -- fence: pinned
     AND (e.state IN ('aborted', 'cancelled') OR later.id IS NOT NULL)                       -- fence: last_of_branch
   ORDER BY e.id LIMIT 1;

@@ -6,6 +6,7 @@ mod builder;
 mod cache;
 mod cancel;
 mod client;
+mod confine;
 mod crds;
 mod database;
 mod doctor;
@@ -78,6 +79,8 @@ enum Verb {
     Frontend(frontend::Arguments),
     Builder(builder::Arguments),
     #[command(hide = true)]
+    Confine(confine::Arguments),
+    #[command(hide = true)]
     S3(s3::Arguments),
     Completions(manual::Completions),
     Man(manual::Man),
@@ -111,6 +114,7 @@ async fn main() -> ExitCode {
         Verb::Evaluator(arguments) => evaluator::run(arguments).await,
         Verb::Frontend(arguments) => frontend::run(arguments).await,
         Verb::Builder(arguments) => builder::run(arguments).await,
+        Verb::Confine(arguments) => confine::run(&arguments),
         Verb::S3(arguments) => s3::run(arguments).await,
         Verb::Completions(arguments) => manual::completions(&arguments),
         Verb::Man(arguments) => manual::man(&arguments),

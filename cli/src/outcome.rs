@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use harmonia_builder::BuilderError;
 use harmonia_crds::YamlError;
-use harmonia_evaluator::EvaluatorError;
+use harmonia_evaluator::{ConfineError, EvaluatorError};
 use harmonia_frontend::FrontendError;
 use harmonia_nix::key::KeyError;
 use harmonia_operator::OperatorError;
@@ -57,6 +57,8 @@ pub enum Failure {
     S3 { address: String, source: std::io::Error },
     #[error(transparent)]
     Evaluator(#[from] EvaluatorError),
+    #[error(transparent)]
+    Confine(#[from] ConfineError),
     #[error("signals cannot be heard")]
     Signals(#[source] std::io::Error),
     #[error(transparent)]
@@ -125,6 +127,7 @@ pub fn exit_code(outcome: Result<(), Failure>) -> ExitCode {
         | Failure::Builder(_)
         | Failure::Operator(_)
         | Failure::Evaluator(_)
+        | Failure::Confine(_)
         | Failure::Signals(_)
         | Failure::Write { .. }
         | Failure::Up(_)

@@ -1,7 +1,7 @@
 //! `harmonia-ci project`
 
 use clap::{Args, Subcommand};
-use harmonia_service::api::{Changed, Project, ProjectChange};
+use harmonia_service::api::{Changed, GitChange, Project, ProjectChange};
 use reqwest::Method;
 
 use crate::client::{Farm, word};
@@ -66,6 +66,26 @@ struct Wish {
     /// How long its evaluations are kept, such as 90d
     #[arg(long, value_name = "TIME")]
     retention: Option<String>,
+
+    /// Evaluate every commit of this repository; `none` to follow none
+    #[arg(long, value_name = "URL")]
+    git: Option<String>,
+
+    /// Which branch of it; `default` for the repository's own
+    #[arg(long = "ref", value_name = "BRANCH")]
+    branch: Option<String>,
+
+    /// How often to look for new commits, such as 5m
+    #[arg(long, value_name = "TIME")]
+    poll: Option<String>,
+
+    /// Build this attribute of it; may be given several times
+    #[arg(long = "attr", value_name = "ATTR")]
+    attrs: Vec<String>,
+
+    /// The name of the credential by which evaluators read it; `none` for none
+    #[arg(long, value_name = "NAME")]
+    credential: Option<String>,
 }
 
 /// A number of builds, or none.
@@ -92,6 +112,18 @@ impl Wish {
             pools,
             untrusted_pools: self.untrusted_pools,
             paused: self.paused,
+            git: match self.git.as_deref() {
+                Some("none") => Some(None),
+                url => Some(GitChange {
+                    url: url.map(str::to_owned),
+                    r#ref: self.branch.map(|name| Some(name).filter(|name| name != "default")),
+                    poll: self.poll,
+                    attrs: Some(self.attrs).filter(|attrs| !attrs.is_empty()),
+                    credential: self.credential.map(|name| Some(name).filter(|name| name != "none")),
+                })
+                .filter(|change| *change != GitChange::default())
+                .map(Some),
+            },
             retention: self.retention,
         };
         (self.name, change)
@@ -136,11 +168,12 @@ fn describe(projects: &[Project], width: Option<usize>) -> String {
             project.ready.to_string(),
             format!("{:.0} s", project.used),
             project.pools.as_ref().map_or_else(|| "any".to_owned(), |pools| pools.join(", ")),
+            project.git.as_ref().map_or_else(String::new, |git| git.url.clone()),
             if project.paused { "paused".to_owned() } else { String::new() },
         ]
     };
     let rows: Vec<Vec<String>> = projects.iter().map(row).collect();
-    table(&["NAME", "SHARES", "LIMIT", "RUNNING", "READY", "USED", "POOLS", ""], &rows, width)
+    table(&["NAME", "SHARES", "LIMIT", "RUNNING", "READY", "USED", "POOLS", "GIT", ""], &rows, width)
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ const LOOK: Duration = Duration::from_millis(200);
 /// More of one line is left out.
 const LONGEST_LINE: usize = 1 << 20;
 /// More of a child's output is left out.
-const LONGEST_OUTPUT: u64 = 32 << 20;
+pub const LONGEST_OUTPUT: u64 = 32 << 20;
 
 /// What a child may take.
 #[derive(Debug, Clone, Copy)]

@@ -1,11 +1,18 @@
 //! What an evaluator is told.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use harmonia_builder::machine_name;
+use harmonia_nix::key::PublicKey;
 use harmonia_service::quantity::{Size, Span};
 use harmonia_service::settings::{Settings, SettingsError};
+
+use crate::proxy::{Net, NetError};
+
+/// Far from those of people, of services and of Nix's own builds.
+const FIRST_USER: u32 = 64_100;
 
 /// How an evaluator is configured.
 #[derive(Debug, Clone)]
@@ -26,6 +33,24 @@ pub struct Config {
     pub local_sources: bool,
     /// What an evaluation may take.
     pub limits: Limits,
+    /// Processes that share an evaluation.
+    pub processes: usize,
+    /// The program whose verb `confine` is; None: this one.
+    pub own: Option<PathBuf>,
+    /// The first of the users as which evaluations run.
+    pub first_user: u32,
+    /// Nothing is evaluated in less than the whole sandbox.
+    pub full_sandbox: bool,
+    /// Private networks that may be reached.
+    pub networks: Vec<Net>,
+    /// Further files that may be read.
+    pub visible: Vec<PathBuf>,
+    /// Binary caches that are asked for what is built already,
+    pub substituters: Vec<String>,
+    /// and whose word counts there.
+    pub trusted_keys: Vec<PublicKey>,
+    /// Where credentials are.
+    pub credentials: Option<PathBuf>,
 }
 
 /// What an evaluation may take.
@@ -37,6 +62,58 @@ pub struct Limits {
     pub memory: u64,
     /// Attributes.
     pub attrs: usize,
+    /// Bytes of a source's files.
+    pub source: u64,
+}
+
+/// How much of a sandbox is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Demand {
+    Strongest,
+    Full,
+}
+
+impl FromStr for Demand {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "strongest" => Ok(Self::Strongest),
+            "full" => Ok(Self::Full),
+            _ => Err("write strongest or full"),
+        }
+    }
+}
+
+fn words(text: Option<&str>) -> impl Iterator<Item = &str> {
+    text.unwrap_or_default().split([',', ' ']).filter(|word| !word.is_empty())
+}
+
+struct TrustedKeys(Vec<PublicKey>);
+
+impl FromStr for TrustedKeys {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let keys =
+            words(Some(text)).map(|word| PublicKey::parse(word).map_err(|error| format!("{word}: {error}")));
+        keys.collect::<Result<_, _>>().map(Self)
+    }
+}
+
+struct Networks(Vec<Net>);
+
+impl FromStr for Networks {
+    type Err = NetError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        words(Some(text)).map(str::parse).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+/// A machine has more to do than to evaluate.
+fn processes() -> usize {
+    std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).clamp(1, 4))
 }
 
 impl Config {
@@ -57,7 +134,26 @@ impl Config {
                 timeout,
                 memory: settings.parse::<Size>("eval_memory")?.map_or(4 << 30, |size| size.0),
                 attrs: settings.parse("eval_max_attrs")?.unwrap_or(50_000),
+                source: settings.parse::<Size>("eval_max_source")?.map_or(1 << 30, |size| size.0),
             },
+            processes: settings.parse::<usize>("eval_processes")?.unwrap_or_else(processes).clamp(1, 64),
+            own: settings.get("eval_confine").map(PathBuf::from),
+            first_user: settings.parse("eval_user")?.unwrap_or(FIRST_USER),
+            full_sandbox: settings.parse::<Demand>("eval_sandbox")? == Some(Demand::Full),
+            networks: settings
+                .parse::<Networks>("eval_networks")?
+                .map(|networks| networks.0)
+                .unwrap_or_default(),
+            visible: settings
+                .get("eval_visible")
+                .map(|paths| std::env::split_paths(paths).collect())
+                .unwrap_or_default(),
+            substituters: words(settings.get("substituters")).map(str::to_owned).collect(),
+            trusted_keys: settings
+                .parse::<TrustedKeys>("trusted_public_keys")?
+                .map(|keys| keys.0)
+                .unwrap_or_default(),
+            credentials: settings.get("credentials_dir").map(PathBuf::from),
         })
     }
 

@@ -1,9 +1,12 @@
-//! From a source to derivations: in one pass, and one more after each attribute that Nix cannot go on from.
+//! From a source to derivations: by one or several processes that share its attributes, each in one pass, and one more after each
+//! attribute that Nix cannot go on from, and whenever it has taken so much memory that it had better begin anew.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::ControlFlow;
 use std::time::Duration;
 
+use futures::FutureExt;
+use futures::future::try_join_all;
 use harmonia_nix::store_path;
 use harmonia_service::nearest::{distance, nearest};
 use thiserror::Error;
@@ -32,6 +35,8 @@ pub struct Task {
     pub attrs: Vec<Vec<String>>,
     /// How places in the source are shown, up to their paths there.
     pub shown_as: Vec<String>,
+    /// Whether something may be built to go on.
+    pub allow_ifd: bool,
 }
 
 /// An attribute that is a derivation.
@@ -100,27 +105,30 @@ pub async fn evaluate(
     task: &Task,
     limits: Limits,
     until: Instant,
+    processes: usize,
     found: &UnboundedSender<Found>,
 ) -> Result<BTreeMap<String, String>, EvaluateError> {
-    let mut evaluation = Evaluation {
+    let new = |part, parts| Evaluation {
         place,
         task,
         limits,
         until,
+        part,
+        parts,
         found,
         counts: HashMap::new(),
         total: 0,
-        threw: Vec::new(),
+        threw: BTreeSet::new(),
         errors: BTreeMap::new(),
     };
-    let mut roots: Vec<Root> = task.attrs.iter().cloned().map(Root::new).collect();
-    while let Some((at, words)) = evaluation.pass(&roots, true).await? {
-        let error = nix_error(&words, &task.shown_as);
-        roots = resume(roots, &at).ok_or_else(|| EvaluateError::Whole(error.clone()))?;
-        evaluation.errors.insert(attr::show(&at), error);
+    let all = try_join_all((0..processes).map(|part| new(part, processes).run().boxed())).await?;
+    let mut together = new(0, 1);
+    for evaluation in all {
+        together.threw.extend(evaluation.threw);
+        together.errors.extend(evaluation.errors);
     }
-    evaluation.hear_those_that_threw().await;
-    Ok(evaluation.errors)
+    together.hear_those_that_threw().await;
+    Ok(together.errors)
 }
 
 struct Evaluation<'a> {
@@ -128,38 +136,71 @@ struct Evaluation<'a> {
     task: &'a Task,
     limits: Limits,
     until: Instant,
+    part: usize,
+    parts: usize,
     found: &'a UnboundedSender<Found>,
     /// How many attributes each set has.
     counts: HashMap<Vec<String>, usize>,
     total: usize,
-    threw: Vec<Vec<String>>,
+    threw: BTreeSet<Vec<String>>,
     errors: BTreeMap<String, String>,
 }
 
+/// How a child ended.
+enum Pass {
+    /// All is looked at.
+    Done,
+    /// At this attribute, with these words.
+    Failed(Vec<String>, Words),
+    /// It has taken its part of the memory, and has come so far.
+    Full(Vec<String>),
+}
+
 impl Evaluation<'_> {
-    /// One child. If it fails: at which attribute, and what it said.
-    async fn pass(
-        &mut self,
-        roots: &[Root],
-        catch: bool,
-    ) -> Result<Option<(Vec<String>, Words)>, EvaluateError> {
+    /// One child after the other, until all is looked at.
+    async fn run(mut self) -> Result<Self, EvaluateError> {
+        let mut roots: Vec<Root> = self.task.attrs.iter().cloned().map(Root::new).collect();
+        loop {
+            match self.pass(&roots, true).await? {
+                Pass::Done => return Ok(self),
+                Pass::Full(done) => {
+                    tracing::debug!(after = attr::show(&done), "a child begins anew");
+                    roots = resume(roots, &done).unwrap_or_default();
+                }
+                Pass::Failed(at, words) => {
+                    let error = explained(nix_error(&words, &self.task.shown_as));
+                    roots = resume(roots, &at).ok_or_else(|| EvaluateError::Whole(error.clone()))?;
+                    self.errors.insert(attr::show(&at), error);
+                }
+            }
+        }
+    }
+
+    async fn pass(&mut self, roots: &[Root], catch: bool) -> Result<Pass, EvaluateError> {
         let mark = format!("{:032x} ", rand::random::<u128>());
         // The systems and what is in them: `checks.x86_64-linux.unit`.
         let levels = if self.task.pure { 3 } else { 1 };
-        let walk = Walk { mark: &mark, roots, levels, calls: !self.task.pure, catch };
+        let (parts, part) = (self.parts, self.part);
+        let walk = Walk { mark: &mark, roots, levels, calls: !self.task.pure, catch, parts, part };
         let text = self.task.expression.walked(&walk)?;
         let mut command = self.place.nix("nix-instantiate");
         command.args(["--eval", "--read-write-mode", "--show-trace"]);
-        command.args(["--option", "pure-eval", if self.task.pure { "true" } else { "false" }, "-"]);
-        let bounds = Bounds { until: self.until, memory: self.limits.memory };
-        let (mut at, mut words, mut many) = (Vec::new(), Words::default(), None);
+        let truth = |truth: bool| if truth { "true" } else { "false" };
+        command.args(["--option", "pure-eval", truth(self.task.pure)]);
+        command.args(["--option", "allow-import-from-derivation", truth(self.task.allow_ifd), "-"]);
+        let memory = self.limits.memory / u64::try_from(self.parts).unwrap_or(1);
+        let bounds = Bounds { until: self.until, memory };
+        let (mut at, mut words, mut many, mut done) = (Vec::new(), Words::default(), None, None);
         let ended = child::run(command, text.as_bytes(), bounds, |line| match event::read(line, &mark) {
             Some(Event::At(path)) => {
                 at = path;
                 words = Words::default();
                 ControlFlow::Continue(())
             }
-            Some(event) => self.hear(event).map_break(|error| many = Some(error)),
+            Some(event) => {
+                done = event.looked_at().map(<[String]>::to_vec).or(done.take());
+                self.hear(event).map_break(|error| many = Some(error))
+            }
             None => {
                 words.push(line);
                 ControlFlow::Continue(())
@@ -167,14 +208,15 @@ impl Evaluation<'_> {
         });
         match (ended.await, many) {
             (_, Some(many)) => Err(many),
-            (Ok(ended), None) if ended.success => Ok(None),
-            (Ok(_), None) => Ok(Some((at, words))),
+            (Ok(ended), None) if ended.success => Ok(Pass::Done),
+            (Ok(_), None) => Ok(Pass::Failed(at, words)),
             (Err(ChildError::Time), None) => {
                 Err(EvaluateError::Time { at: named(&at), limit: self.limits.timeout })
             }
-            (Err(ChildError::Memory(bytes)), None) => {
-                Err(EvaluateError::Memory { at: named(&at), bytes, limit: self.limits.memory })
-            }
+            (Err(ChildError::Memory(bytes)), None) => match done {
+                Some(done) if resume(roots.to_vec(), &done).is_some() => Ok(Pass::Full(done)),
+                _ => Err(EvaluateError::Memory { at: named(&at), bytes, limit: memory }),
+            },
             (Err(error), None) => Err(EvaluateError::Child(error)),
         }
     }
@@ -201,7 +243,7 @@ impl Evaluation<'_> {
                     });
                 }
             }
-            Event::Threw(path) => self.threw.push(path),
+            Event::Threw(path) => drop(self.threw.insert(path)),
             Event::Other { path, r#type } => {
                 self.fails(&path, format!("it is a {type}, neither a derivation nor a set of derivations"))
             }
@@ -221,16 +263,28 @@ impl Evaluation<'_> {
     async fn hear_those_that_threw(&mut self) {
         for (heard, path) in std::mem::take(&mut self.threw).into_iter().enumerate() {
             let failed = match heard < HEARD {
-                true => self.pass(&[Root::new(path.clone())], false).await.unwrap_or_default(),
+                true => self.pass(&[Root::new(path.clone())], false).await.ok(),
                 false => None,
             };
-            let error = failed.map_or_else(
-                || "it throws, or an assertion in it fails: evaluate it alone to see why".to_owned(),
-                |(_, words)| nix_error(&words, &self.task.shown_as),
-            );
+            let error = match failed {
+                Some(Pass::Failed(_, words)) => nix_error(&words, &self.task.shown_as),
+                _ => "it throws, or an assertion in it fails: evaluate it alone to see why".to_owned(),
+            };
             self.fails(&path, error);
         }
     }
+}
+
+/// With what to do, where Nix's words leave that open.
+fn explained(error: String) -> String {
+    if !error.contains("allow-import-from-derivation") {
+        return error;
+    }
+    format!(
+        "it needs the result of a build to be evaluated (import from derivation), which is off here: build it otherwise, or write \
+         allow-ifd = true into {} of the default branch\n{error}",
+        crate::wishes::FILE
+    )
 }
 
 /// What is left after the attribute that failed. None: it was the whole.

@@ -42,6 +42,19 @@ pub enum Event {
     },
 }
 
+impl Event {
+    /// The attribute of which nothing more is to be told.
+    pub fn looked_at(&self) -> Option<&[String]> {
+        match self {
+            Self::Found { path, .. }
+            | Self::Threw(path)
+            | Self::Other { path, .. }
+            | Self::Missing { path, .. } => Some(path),
+            Self::At(_) | Self::Within { .. } => None,
+        }
+    }
+}
+
 /// Reads a line of a child's errors; None if it is not one of ours.
 pub fn read(line: &str, mark: &str) -> Option<Event> {
     serde_json::from_str(line.strip_prefix("trace: ")?.strip_prefix(mark)?).ok()

@@ -35,6 +35,10 @@ pub struct Walk<'a> {
     pub calls: bool,
     /// An attribute that throws does not end the pass.
     pub catch: bool,
+    /// Of so many processes that share the attributes
+    pub parts: usize,
+    /// this is that one.
+    pub part: usize,
 }
 
 /// What a source is, in Nix's language.

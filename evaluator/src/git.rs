@@ -8,10 +8,13 @@ use thiserror::Error;
 use crate::child::{self, Bounds, ChildError};
 use crate::nix::Workplace;
 use crate::source::At;
+use crate::wishes;
 use crate::words::{Words, plain};
 
 /// What git's own branch here is called.
 pub const BRANCH: &str = "evaluated";
+/// And the one whose word counts.
+const TRUSTED: &str = "trusted";
 
 /// Why there is no commit.
 #[derive(Debug, Error)]
@@ -34,6 +37,18 @@ pub enum GitError {
         /// What git said.
         words: String,
     },
+    /// More than is taken.
+    #[error(
+        "the repository {url} has {what}, and at most {most} are taken: see HARMONIA_CI_EVAL_MAX_SOURCE, or leave large files out of it"
+    )]
+    Large {
+        /// Which repository.
+        url: String,
+        /// What it has.
+        what: String,
+        /// What is taken.
+        most: String,
+    },
     /// git did not come to its end.
     #[error("git, fetching {url}: {source}")]
     Child {
@@ -53,16 +68,30 @@ pub struct Checkout {
     pub files: PathBuf,
     /// Its name.
     pub commit: String,
+    /// The name of its tree: commits of the same files have the same.
+    pub tree: String,
+    /// The text of `.harmonia-ci.toml` in it, and in the branch whose word counts.
+    pub wishes: (Option<String>, Option<String>),
+}
+
+/// What to fetch, and from where.
+#[derive(Debug, Clone, Copy)]
+pub struct Wanted<'a> {
+    /// As git understands it.
+    pub url: &'a str,
+    /// What of it.
+    pub at: &'a At,
+    /// The repository and branch whose word counts; None for the branch: its default.
+    pub trusted: (&'a str, Option<&'a str>),
+    /// Whether it may be on this machine.
+    pub local: bool,
+    /// Bytes of its files, at most.
+    pub size: u64,
 }
 
 /// Fetches one commit.
-pub async fn fetch(
-    place: &Workplace,
-    url: &str,
-    at: &At,
-    local: bool,
-    bounds: Bounds,
-) -> Result<Checkout, GitError> {
+pub async fn fetch(place: &Workplace, wanted: Wanted<'_>, bounds: Bounds) -> Result<Checkout, GitError> {
+    let Wanted { url, at, trusted, local, size } = wanted;
     let git = Git { place, url, local, bounds };
     let (repository, files) = (place.path("repository"), place.path("source"));
     let wanted = match at {
@@ -82,12 +111,72 @@ pub async fn fetch(
         (fetched, _) => drop(fetched?),
     }
     let commit = git.run(&["rev-parse", "--verify", &format!("{BRANCH}^{{commit}}")]).await?;
-    std::fs::create_dir_all(&files).map_err(|error| git.failed(error.into()))?;
-    let tree = format!("--work-tree={}", files.display());
-    git.run(&[&tree, "checkout", "--quiet", "--force", BRANCH, "--", "."]).await?;
-    Ok(Checkout { repository, files, commit: commit.trim().to_owned() })
+    let tree = git.run(&["rev-parse", "--verify", &format!("{BRANCH}^{{tree}}")]).await?;
+    git.weigh(size).await?;
+    let wishes = git.show_wishes(BRANCH).await;
+    let trusted = match at {
+        At::Head if trusted.0 == url && trusted.1.is_none() => wishes.clone(),
+        _ => git.wishes_of(trusted).await,
+    };
+    let work_tree = format!("--work-tree={}", files.display());
+    git.run(&[&work_tree, "checkout", "--quiet", "--force", BRANCH, "--", "."]).await?;
+    Ok(Checkout {
+        repository,
+        files,
+        commit: commit.trim().to_owned(),
+        tree: tree.trim().to_owned(),
+        wishes: (wishes, trusted),
+    })
 }
 
+/// The branch that a repository is asked for, or its default, and the commit it is at.
+pub async fn head(
+    place: &Workplace,
+    url: &str,
+    branch: Option<&str>,
+    local: bool,
+    bounds: Bounds,
+) -> Result<(String, String), GitError> {
+    let git = Git { place, url, local, bounds };
+    let name = branch.map_or_else(|| "HEAD".to_owned(), |branch| format!("refs/heads/{branch}"));
+    let tag = branch.map_or_else(|| "HEAD".to_owned(), |branch| format!("refs/tags/{branch}"));
+    let listed = git.run(&["ls-remote", "--symref", "--", url, &name, &tag]).await?;
+    let missing = || GitError::Missing {
+        url: shown(url),
+        what: branch.map_or_else(|| "commit yet".to_owned(), |branch| format!("branch or tag {branch}")),
+    };
+    read_head(&listed, branch).ok_or_else(missing)
+}
+
+/// Lines are `ref: refs/heads/main<TAB>HEAD` and `commit<TAB>name`.
+fn read_head(listed: &str, branch: Option<&str>) -> Option<(String, String)> {
+    let lines: Vec<(&str, &str)> = listed.lines().filter_map(|line| line.split_once('\t')).collect();
+    let of = |name: &str| {
+        let commit = lines.iter().find(|(value, line)| *line == name && !value.starts_with("ref: "));
+        commit.map(|(commit, _)| (*commit).to_owned())
+    };
+    match branch {
+        Some(branch) => {
+            let commit =
+                of(&format!("refs/heads/{branch}")).or_else(|| of(&format!("refs/tags/{branch}")))?;
+            Some((branch.to_owned(), commit))
+        }
+        None => {
+            let symbolic = lines
+                .iter()
+                .find_map(|(value, name)| value.strip_prefix("ref: refs/heads/").filter(|_| *name == "HEAD"));
+            Some((symbolic.unwrap_or("HEAD").to_owned(), of("HEAD")?))
+        }
+    }
+}
+
+/// How many files a listing has, and how many bytes. Lines are `mode type name size<TAB>path`.
+fn weight(listed: &str) -> (u64, u64) {
+    let sizes = listed.split('\0').filter_map(|line| line.split_once('\t')?.0.split_whitespace().nth(3));
+    sizes.fold((0, 0), |(files, bytes), size| (files + 1, bytes + size.parse::<u64>().unwrap_or(0)))
+}
+
+#[derive(Clone, Copy)]
 struct Git<'a> {
     place: &'a Workplace,
     url: &'a str,
@@ -108,9 +197,39 @@ impl Git<'_> {
         })
     }
 
+    /// Before anything of it is written: a small pack can hold any number of files of any size.
+    async fn weigh(&self, most: u64) -> Result<(), GitError> {
+        let listed = self.run(&["ls-tree", "-r", "-l", "-z", "--full-tree", BRANCH]).await?;
+        let large = |what: String, most: String| Err(GitError::Large { url: shown(self.url), what, most });
+        if listed.len() as u64 >= child::LONGEST_OUTPUT {
+            return large(
+                "more files than can be counted".to_owned(),
+                format!("{} bytes of their names", child::LONGEST_OUTPUT),
+            );
+        }
+        match weight(&listed) {
+            (files, bytes) if bytes > most => {
+                large(format!("{bytes} bytes in {files} files"), format!("{most} bytes"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What a repository says about its evaluation. A link is read as where it leads to, which is no TOML.
+    async fn show_wishes(&self, name: &str) -> Option<String> {
+        self.run(&["cat-file", "blob", &format!("{name}:{}", wishes::FILE)]).await.ok()
+    }
+
+    /// The same of the branch whose word counts. If that cannot be had, nothing is allowed.
+    async fn wishes_of(&self, (url, branch): (&str, Option<&str>)) -> Option<String> {
+        let refspec = format!("+{}:refs/heads/{TRUSTED}", branch.unwrap_or("HEAD"));
+        let git = Git { url, ..*self };
+        git.run(&["fetch", "--quiet", "--no-tags", "--depth=1", "--", url, &refspec]).await.ok()?;
+        git.show_wishes(TRUSTED).await
+    }
+
     async fn run(&self, arguments: &[&str]) -> Result<String, GitError> {
         let repository = self.place.path("repository");
-        std::fs::create_dir_all(&repository).map_err(|error| self.failed(error.into()))?;
         let mut command = self.place.git();
         let protocols = if self.local { "https:http:ssh:git:file" } else { "https:http:ssh:git" };
         command
@@ -126,7 +245,8 @@ impl Git<'_> {
             ControlFlow::Continue(())
         });
         let ended = ended.await.map_err(|error| self.failed(error))?;
-        if ended.success {
+        // Who has more to say than anybody listens to is cut short.
+        if ended.success || ended.output.len() as u64 >= child::LONGEST_OUTPUT {
             return Ok(String::from_utf8_lossy(&ended.output).into_owned());
         }
         let words = plain(&words.text()).replace(self.url, &shown(self.url));
@@ -153,6 +273,23 @@ fn shown(url: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_head_is_found_by_its_branch_or_as_the_default() {
+        let listed = "ref: refs/heads/main\tHEAD\naa\tHEAD\nbb\trefs/heads/next\ncc\trefs/tags/v1\n";
+        let head = |branch| read_head(listed, branch);
+        assert_eq!(head(None), Some(("main".to_owned(), "aa".to_owned())));
+        assert_eq!(head(Some("next")), Some(("next".to_owned(), "bb".to_owned())));
+        assert_eq!(head(Some("v1")), Some(("v1".to_owned(), "cc".to_owned())));
+        assert_eq!(head(Some("x")), None);
+    }
+
+    #[test]
+    fn a_tree_is_weighed_by_its_files() {
+        let listed =
+            "100644 blob aa       7\ta b\0120000 blob bb      20\tlink\0160000 commit cc       -\tmodule\0";
+        assert_eq!(weight(listed), (3, 27));
+    }
 
     #[test]
     fn a_password_is_not_shown() {

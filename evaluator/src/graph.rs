@@ -10,7 +10,8 @@ use harmonia_builder::roots::{Hold, Roots};
 use harmonia_builder::store::{Store, StoreError};
 use harmonia_builder::upload::{LocalSource, UploadError, Uploader};
 use harmonia_nix::store_path::{self, StorePath};
-use harmonia_queue::ingest::{Attr, Ingest, Node};
+use harmonia_queue::Db;
+use harmonia_queue::ingest::{Attr, Ingest, Node, record_paths};
 use harmonia_queue::resolver::Resolver;
 use harmonia_service::sentence::sentence;
 use thiserror::Error;
@@ -20,6 +21,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::evaluate::Found;
 use crate::run::Evaluator;
+use crate::substituters::Substituters;
 
 /// Attributes that are looked at together, at most.
 const TOGETHER: usize = 2_000;
@@ -52,6 +54,8 @@ pub struct Graph {
     store: Arc<Store>,
     roots: Arc<Roots>,
     resolver: Arc<Resolver>,
+    substituters: Arc<Substituters>,
+    db: Db,
     known: Known,
 }
 
@@ -75,6 +79,8 @@ impl Graph {
             store: Arc::clone(&evaluator.store),
             roots: Arc::clone(&evaluator.roots),
             resolver: Arc::clone(&evaluator.resolver),
+            substituters: Arc::clone(&evaluator.substituters),
+            db: evaluator.db.clone(),
             known: Known::default(),
         }
     }
@@ -88,6 +94,15 @@ impl Graph {
             patience = GATHER;
         }
         Ok(self)
+    }
+
+    /// Whether the queue has all of what was found before, texts and sources: then there is nothing to look for.
+    pub async fn takes(&mut self, found: Vec<(String, String)>) -> Result<bool, GraphError> {
+        let unknown = self.ingest.want_known(found.iter().map(|(_, drv)| drv.clone()).collect()).await?;
+        if unknown.is_empty() {
+            self.known.attrs.extend(found);
+        }
+        Ok(unknown.is_empty())
     }
 
     /// All is found. Each attribute is a derivation or an error. Answers how many of either there are.
@@ -121,7 +136,18 @@ impl Graph {
         self.known.attrs.extend(found.into_iter().map(|found| (found.attr, found.drv)));
         self.publish_sources(&nodes).await?;
         let good = self.known.without_bad(nodes);
+        self.take_what_others_built(&good).await?;
         Ok(self.ingest.add(good).await?)
+    }
+
+    /// What a path is is known before anybody could build it.
+    async fn take_what_others_built(&self, nodes: &[Node]) -> Result<(), GraphError> {
+        let outputs = nodes.iter().flat_map(|node| &node.outputs).filter_map(|(_, path)| path.clone());
+        let known = self.substituters.look_up(outputs.collect()).await;
+        if !known.is_empty() {
+            record_paths(&self.db, &known).await?;
+        }
+        Ok(())
     }
 
     /// Derivations that were not read before, and all below them.

@@ -2,12 +2,14 @@
 //!
 //! [`run`](run()) keeps workers going. One evaluation is one call ([`work`]): the source is fetched ([`source`], [`git`],
 //! [`flake`]), evaluated by children ([`evaluate`], [`child`]) that run an expression of ours (`walk.nix`) and tell what they
-//! find while they find it ([`event`]), and what was found is read from the store, its sources uploaded, and ingested ([`graph`]).
+//! find while they find it ([`event`], in a [`sandbox`]), and what was found is read from the store, its sources uploaded, and ingested ([`graph`]).
 
 pub mod attr;
 mod child;
 mod config;
+mod confine;
 mod count;
+mod credentials;
 mod evaluate;
 mod event;
 mod expression;
@@ -15,11 +17,17 @@ mod flake;
 mod git;
 mod graph;
 mod nix;
+mod poll;
+mod proxy;
 mod run;
+mod sandbox;
 pub mod source;
+pub mod substituters;
+mod wishes;
 mod words;
 mod work;
 
 pub use config::{Config, Limits};
+pub use confine::{ConfineError, confine};
 pub use count::Counts;
 pub use run::{EvaluatorError, run};

@@ -30,6 +30,9 @@ use uuid::Uuid;
 use crate::config::Config;
 use crate::count::Counts;
 use crate::nix;
+use crate::proxy;
+use crate::sandbox::{self, Sandbox};
+use crate::substituters::Substituters;
 use crate::work::{End, work};
 
 /// Reached from this machine only, unless the settings say more.
@@ -57,6 +60,9 @@ pub enum EvaluatorError {
         /// Why.
         source: io::Error,
     },
+    /// Less of a sandbox than the settings ask for.
+    #[error("this machine offers less than the full sandbox that HARMONIA_CI_EVAL_SANDBOX asks for: {0}")]
+    Sandbox(String),
     /// The HTTP client cannot be made.
     #[error("HTTPS cannot be used")]
     Http(#[from] UploadError),
@@ -73,6 +79,8 @@ pub enum EvaluatorError {
 /// What all workers share.
 pub struct Evaluator {
     pub(crate) config: Config,
+    pub(crate) sandbox: Arc<Sandbox>,
+    pub(crate) substituters: Arc<Substituters>,
     pub(crate) db: Db,
     pub(crate) store: Arc<Store>,
     pub(crate) roots: Arc<Roots>,
@@ -89,7 +97,7 @@ pub struct Evaluator {
 
 /// Runs until `stop` ends; what is being evaluated then is anybody's.
 pub async fn run(settings: &Settings, stop: impl Future<Output = ()>) -> Result<(), EvaluatorError> {
-    let evaluator = Arc::new(Evaluator::new(settings)?);
+    let evaluator = Arc::new(Evaluator::new(settings).await?);
     let address = settings.get("listen").unwrap_or(LISTEN);
     let failed = |source| EvaluatorError::Serve { address: address.to_owned(), source };
     let (listener, bound) = serve::bind(address).await.map_err(failed)?;
@@ -109,16 +117,33 @@ pub async fn run(settings: &Settings, stop: impl Future<Output = ()>) -> Result<
     ended
 }
 
+/// The strongest sandbox that this machine offers; said once.
+async fn sandbox(config: &Config) -> Result<Sandbox, EvaluatorError> {
+    let failed = |source| EvaluatorError::State { path: config.state.clone(), source };
+    let proxy = match sandbox::own_proxy() {
+        Some(port) => port,
+        None => proxy::start(config.networks.clone()).await.map_err(failed)?,
+    };
+    let sandbox = Sandbox::find(config, proxy).await.map_err(failed)?;
+    if config.full_sandbox && !sandbox.is_full() {
+        return Err(EvaluatorError::Sandbox(sandbox.words()));
+    }
+    tracing::info!(sandbox = sandbox.words(), "evaluations are confined");
+    Ok(sandbox)
+}
+
 impl Evaluator {
-    fn new(settings: &Settings) -> Result<Self, EvaluatorError> {
+    async fn new(settings: &Settings) -> Result<Self, EvaluatorError> {
         let config = Config::read(settings)?;
         let work = nix::directory(&config.state);
         let made = nix::clear(&work).and_then(|()| std::fs::create_dir_all(&work));
         made.map_err(|source| EvaluatorError::State { path: work, source })?;
+        let sandbox = Arc::new(sandbox(&config).await?);
         let url = match settings.secret("database_direct_url")? {
             Some(direct) => direct,
             None => settings.require_secret("database_url")?,
         };
+        let http = http_client()?;
         let store = Arc::new(Store::new(config.daemon.clone(), config.root.clone(), Options::default()));
         let mut metrics = Metrics::default();
         Ok(Self {
@@ -126,13 +151,19 @@ impl Evaluator {
             roots: Roots::new(Arc::clone(&store)),
             store,
             resolver: Arc::default(),
-            http: http_client()?,
+            substituters: Arc::new(Substituters::new(
+                http.clone(),
+                config.substituters.clone(),
+                config.trusted_keys.clone(),
+            )),
+            http,
             signers: watch::Sender::new(Vec::new()),
             hints: watch::Sender::new(0),
             direct_url: url.read().map_err(SettingsError::from)?,
             counts: Counts::register(&mut metrics),
             health: Health::new(metrics, &["database", "store"]),
             config,
+            sandbox,
         })
     }
 
@@ -148,6 +179,7 @@ impl Evaluator {
             self.listen(),
             self.follow_signers(),
             self.keep_roots(),
+            self.poll(),
             self.resolver.run(&self.db)
         );
     }
@@ -161,7 +193,7 @@ impl Evaluator {
             match evaluations::claim(&self.db, &name).await {
                 Ok(Some(claimed)) => {
                     let measure = self.counts.begin();
-                    let end = work(self, &claimed, &mut hints).await;
+                    let end = work(self, worker, &claimed, &mut hints).await;
                     measure.end(end);
                     if end == End::Later {
                         self.release(worker, true).await;

@@ -103,10 +103,20 @@ impl Source {
 
     /// Whether it is on this machine, so that only who owns the machine may name it.
     pub fn is_local(&self) -> bool {
+        self.local_path().is_some()
+    }
+
+    /// Where it is on this machine.
+    pub fn local_path(&self) -> Option<PathBuf> {
+        let after = |text: &str, scheme| {
+            let (_, rest) = text.split_once(scheme)?;
+            let path = rest.split(['?', '#']).next().unwrap_or(rest);
+            Some(PathBuf::from(path.strip_prefix("//").unwrap_or(path)))
+        };
         match self {
-            Self::Directory(_) => true,
-            Self::Git { url, .. } => url.starts_with("file:"),
-            Self::Flake(reference) => ["file:", "path:"].iter().any(|scheme| reference.contains(scheme)),
+            Self::Directory(path) => Some(path.clone()),
+            Self::Git { url, .. } => after(url, "file:").filter(|_| url.starts_with("file:")),
+            Self::Flake(reference) => after(reference, "file:").or_else(|| after(reference, "path:")),
         }
     }
 }

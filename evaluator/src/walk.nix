@@ -39,10 +39,16 @@ let
       if !seen.success then say { threw = path; }
       else if found ? drv then say { found = { inherit path; drv = found.drv; }; }
       else if found ? names then
-        seq (say { within = { inherit path; count = length found.names; }; }) (walk after path found.set found.names)
+        seq (say { within = { inherit path; count = length found.names; }; }) (walk after path found.set (part named path found.names))
       else if named then say { other = { inherit path; inherit (found) type; }; }
       else null
     );
+
+  # Of several processes each takes every so many-th name of a set, at the level where derivations are: in a flake, below the systems.
+  part = named: path: names:
+    if settings.parts == 1 || length path + 1 < settings.levels || length path + 1 > settings.levels && !named then names
+    else map (n: elemAt names (settings.part + n * settings.parts)) (genList (n: n) (share (length names)));
+  share = count: if settings.part < count then (count - 1 - settings.part) / settings.parts + 1 else 0;
 
   # `after`: how far an earlier pass came. Names are in their order.
   walk = after: path: set: names:

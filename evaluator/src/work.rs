@@ -1,11 +1,14 @@
 //! One evaluation, from claim to complete.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
+use futures::FutureExt;
 use harmonia_builder::persist::persist;
 use harmonia_builder::store::StoreError;
 use harmonia_builder::upload::{Limits as UploadLimits, SignerError, UploadError, Uploader};
+use harmonia_queue::branches::{self, EvaluationSource};
 use harmonia_queue::evaluations::{self, Claimed};
 use harmonia_queue::ingest::Ingest;
 use harmonia_queue::people::{self, Ending};
@@ -17,6 +20,8 @@ use tokio::time::{Instant, sleep};
 
 use crate::attr;
 use crate::child::Bounds;
+use crate::config::Limits;
+use crate::credentials::Credential;
 use crate::evaluate::{EvaluateError, Task, evaluate};
 use crate::expression::Expression;
 use crate::git;
@@ -24,6 +29,7 @@ use crate::graph::{Graph, GraphError};
 use crate::nix::Workplace;
 use crate::run::Evaluator;
 use crate::source::{Source, SourceError};
+use crate::wishes::{self, Wishes};
 use crate::{flake, git::BRANCH};
 
 /// A lease lasts for four of these.
@@ -90,12 +96,17 @@ impl From<SourceError> for Stop {
 }
 
 /// Evaluates what was claimed, for as long as it is ours. `hints` are reasons to ask whether it still is.
-pub async fn work(evaluator: &Evaluator, claimed: &Claimed, hints: &mut watch::Receiver<u64>) -> End {
+pub async fn work(
+    evaluator: &Evaluator,
+    worker: usize,
+    claimed: &Claimed,
+    hints: &mut watch::Receiver<u64>,
+) -> End {
     let begun = Instant::now();
     tracing::info!(evaluation = claimed.id, attempt = claimed.attempt, source = claimed.source, "claimed");
     evaluations::tell(&evaluator.db, claimed.id).await;
     let ended = tokio::select! {
-        ended = evaluate_all(evaluator, claimed) => ended,
+        ended = evaluate_all(evaluator, worker, claimed).boxed() => ended,
         () = lost(evaluator, claimed, hints) => Err(Stop::Left),
     };
     let took = format!("{:.2} s", begun.elapsed().as_secs_f64());
@@ -147,16 +158,43 @@ async fn abort(evaluator: &Evaluator, claimed: &Claimed, error: &str) -> End {
     End::Aborted
 }
 
-async fn evaluate_all(evaluator: &Evaluator, claimed: &Claimed) -> Result<(usize, usize), Stop> {
+async fn evaluate_all(
+    evaluator: &Evaluator,
+    worker: usize,
+    claimed: &Claimed,
+) -> Result<(usize, usize), Stop> {
     let limits = evaluator.config.limits;
-    let bounds = Bounds { until: Instant::now() + limits.timeout, memory: limits.memory };
-    let place = Workplace::make(&evaluator.config, &claimed.id.to_string())
+    let begun = Instant::now();
+    let bounds = Bounds { until: begun + limits.timeout, memory: limits.memory };
+    let source = Source::parse(&claimed.source, claimed.commit.as_deref())?;
+    let local = source.local_path();
+    if local.is_some() && !evaluator.config.local_sources {
+        return Err(SourceError::Local(claimed.source.clone()).into());
+    }
+    let name = claimed.id.to_string();
+    let mut place = Workplace::make(&evaluator.config, &evaluator.sandbox, &name, worker, local.as_deref())
         .map_err(|error| Stop::Abort(format!("the evaluator has no place to work: {error}")))?;
-    let task = prepare(evaluator, claimed, &place, bounds).await?;
-    let graph = begin(evaluator, claimed).await?;
+    let Prepared { task, tree, wishes } = prepare(evaluator, claimed, &mut place, source, bounds).await?;
+    let timeout = wishes.timeout.unwrap_or(limits.timeout).min(limits.timeout);
+    if let Some(retention) = wishes.retention {
+        branches::wish_retention(&evaluator.db, claimed.id, claimed.attempt, retention).await?;
+    }
+    let mut graph = begin(evaluator, claimed).await?;
+    let before = match &tree {
+        Some(tree) => branches::same_tree(&evaluator.db, claimed.id, claimed.attempt, tree).await?,
+        None => None,
+    };
+    if let Some(found) = before
+        && graph.takes(found).await?
+    {
+        tracing::info!(evaluation = claimed.id, tree, "was evaluated before");
+        return Ok(graph.complete(BTreeMap::new()).await?);
+    }
     let (tell, hear) = unbounded_channel();
     let evaluated = async {
-        let evaluated = evaluate(&place, &task, limits, bounds.until, &tell).await;
+        let limits = Limits { timeout, ..limits };
+        let processes = evaluator.config.processes;
+        let evaluated = evaluate(&place, &task, limits, begun + timeout, processes, &tell).await;
         drop(tell);
         evaluated.map_err(Stop::from)
     };
@@ -174,41 +212,103 @@ async fn begin(evaluator: &Evaluator, claimed: &Claimed) -> Result<Graph, Stop> 
     Ok(Graph::new(evaluator, ingest, uploader))
 }
 
+/// What there is to evaluate.
+struct Prepared {
+    task: Task,
+    /// What it is, and how it is evaluated; None: it may be another the next time.
+    tree: Option<String>,
+    wishes: Wishes,
+}
+
 /// Fetches the source and says what there is to evaluate in it.
 async fn prepare(
     evaluator: &Evaluator,
     claimed: &Claimed,
-    place: &Workplace,
+    place: &mut Workplace,
+    source: Source,
     bounds: Bounds,
-) -> Result<Task, Stop> {
-    let attrs = claimed.attrs.iter().map(|text| attr::parse(text)).collect::<Result<Vec<_>, _>>();
-    let attrs = attrs.map_err(|error| Stop::Abort(error.to_string()))?;
-    let source = Source::parse(&claimed.source, claimed.commit.as_deref())?;
-    let local = evaluator.config.local_sources;
-    if source.is_local() && !local {
-        return Err(SourceError::Local(claimed.source.clone()).into());
-    }
-    match source {
+) -> Result<Prepared, Stop> {
+    let asked = paths(&claimed.attrs)?;
+    let prepared = match source {
         Source::Directory(directory) => {
+            let wishes = Wishes::parse(&own_wishes(&directory).unwrap_or_default()).map_err(abort_with)?;
             let reference = directory.display().to_string();
-            offered(place, &directory, &directory, &reference, attrs, bounds).await
+            let offer = Offer { files: &directory, shown: &directory, reference: &reference };
+            let task = offered(place, offer, asked, &wishes, bounds).await?;
+            Prepared { task, tree: None, wishes }
         }
         Source::Git { url, at } => {
-            let fetched = git::fetch(place, &url, &at, local, bounds).await;
-            let checkout = fetched.map_err(|error| Stop::Abort(error.to_string()))?;
+            let project = lend(evaluator, claimed, place).await?;
+            let trusted = project
+                .as_ref()
+                .map_or((url.as_str(), None), |project| (&project.url, project.branch.as_deref()));
+            let (local, size) = (evaluator.config.local_sources, evaluator.config.limits.source);
+            let wanted = git::Wanted { url: &url, at: &at, trusted, local, size };
+            let checkout = git::fetch(place, wanted, bounds).await.map_err(abort_with)?;
             found(evaluator, claimed, &checkout.commit).await?;
+            let read = |text: &Option<String>| {
+                Wishes::parse(text.as_deref().unwrap_or_default()).map_err(abort_with)
+            };
+            let wishes = read(&checkout.wishes.0)?.trusting(read(&checkout.wishes.1)?);
+            if claimed.untrusted {
+                take_back(place)?;
+            }
             let repository = checkout.repository.display();
             let reference = format!("git+file://{repository}?ref={BRANCH}&rev={}&shallow=1", checkout.commit);
-            offered(place, &checkout.files, Path::new(&url), &reference, attrs, bounds).await
+            let offer = Offer { files: &checkout.files, shown: Path::new(&url), reference: &reference };
+            let task = offered(place, offer, asked, &wishes, bounds).await?;
+            let tree = format!("{} ifd={}", checkout.tree, wishes.allow_ifd);
+            Prepared { task, tree: Some(tree), wishes }
         }
         Source::Flake(reference) => {
-            let (task, commit) = locked(place, &reference, attrs, bounds).await?;
+            if !claimed.untrusted {
+                lend(evaluator, claimed, place).await?;
+            }
+            let (task, commit) = locked(place, &reference, asked, false, bounds).await?;
             if let Some(commit) = commit {
                 found(evaluator, claimed, &commit).await?;
             }
-            Ok(task)
+            Prepared { task, tree: None, wishes: Wishes::default() }
         }
+    };
+    // What is not pure can read any file that its process can.
+    if !prepared.task.pure {
+        take_back(place)?;
     }
+    Ok(prepared)
+}
+
+fn abort_with(error: impl std::error::Error) -> Stop {
+    Stop::Abort(sentence(&error))
+}
+
+fn paths(attrs: &[String]) -> Result<Vec<Vec<String>>, Stop> {
+    attrs.iter().map(|text| attr::parse(text)).collect::<Result<_, _>>().map_err(abort_with)
+}
+
+/// Lets children show the project's credential; answers where its code is.
+async fn lend(
+    evaluator: &Evaluator,
+    claimed: &Claimed,
+    place: &mut Workplace,
+) -> Result<Option<EvaluationSource>, Stop> {
+    let project = branches::evaluation_source(&evaluator.db, claimed.id).await?;
+    if let Some(name) = project.as_ref().and_then(|project| project.credential.as_deref()) {
+        let credential =
+            Credential::load(evaluator.config.credentials.as_deref(), name).map_err(abort_with)?;
+        place.lend(&credential).map_err(abort_with)?;
+    }
+    Ok(project)
+}
+
+fn take_back(place: &mut Workplace) -> Result<(), Stop> {
+    place.take_back().map_err(abort_with)
+}
+
+/// A link would be followed by this process, which may read more than the directory's owner.
+fn own_wishes(directory: &Path) -> Option<String> {
+    let file = directory.join(wishes::FILE);
+    file.symlink_metadata().ok()?.is_file().then(|| std::fs::read_to_string(file).ok())?
 }
 
 /// Says which commit it is.
@@ -219,13 +319,22 @@ async fn found(evaluator: &Evaluator, claimed: &Claimed, commit: &str) -> Result
     }
 }
 
+/// A directory that was fetched, or is there.
+#[derive(Clone, Copy)]
+struct Offer<'a> {
+    files: &'a Path,
+    /// What people call it.
+    shown: &'a Path,
+    /// What Nix calls it.
+    reference: &'a str,
+}
+
 /// What a directory offers: `ci.nix`, a flake, or `default.nix`.
 async fn offered(
     place: &Workplace,
-    files: &Path,
-    shown: &Path,
-    reference: &str,
-    attrs: Vec<Vec<String>>,
+    Offer { files, shown, reference }: Offer<'_>,
+    asked: Vec<Vec<String>>,
+    wishes: &Wishes,
     bounds: Bounds,
 ) -> Result<Task, Stop> {
     let shown = shown.display();
@@ -233,15 +342,20 @@ async fn offered(
     if !files.is_dir() {
         return Err(Stop::Abort(format!("there is no directory {shown}: check its name")));
     }
+    let attrs = match &wishes.attrs {
+        Some(attrs) if asked.is_empty() => paths(attrs)?,
+        _ => asked,
+    };
     let classic = |name: &str| Task {
         expression: Expression::file(&files.join(name)),
         pure: false,
         attrs: if attrs.is_empty() { vec![Vec::new()] } else { attrs.clone() },
         shown_as: vec![format!("{}/", files.display())],
+        allow_ifd: wishes.allow_ifd,
     };
     match () {
         () if has("ci.nix") => Ok(classic("ci.nix")),
-        () if has("flake.nix") => Ok(locked(place, reference, attrs, bounds).await?.0),
+        () if has("flake.nix") => Ok(locked(place, reference, attrs, wishes.allow_ifd, bounds).await?.0),
         () if has("default.nix") => Ok(classic("default.nix")),
         () => Err(Stop::Abort(format!(
             "{shown} has nothing to evaluate: add a ci.nix, a flake.nix or a default.nix at its top"
@@ -254,6 +368,7 @@ async fn locked(
     place: &Workplace,
     reference: &str,
     attrs: Vec<Vec<String>>,
+    allow_ifd: bool,
     bounds: Bounds,
 ) -> Result<(Task, Option<String>), Stop> {
     let locked =
@@ -264,6 +379,7 @@ async fn locked(
         pure: true,
         attrs,
         shown_as: locked.shown_as,
+        allow_ifd,
     };
     Ok((task, locked.commit))
 }

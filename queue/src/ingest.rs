@@ -139,8 +139,8 @@ pub struct Attr {
 /// Records what paths are; the first word stands. Answers how many were new.
 pub async fn record_paths(db: &Db, paths: &[KnownPath]) -> Result<i32> {
     let query = sqlx::query("SELECT ci.record_paths($1, $2, $3, $4)")
-        .bind(paths.iter().map(|p| p.path.as_str()).collect::<Vec<_>>())
-        .bind(paths.iter().map(|p| p.nar_hash.as_slice()).collect::<Vec<_>>())
+        .bind(paths.iter().map(|p| p.path.clone()).collect::<Vec<_>>())
+        .bind(paths.iter().map(|p| p.nar_hash.clone()).collect::<Vec<_>>())
         .bind(paths.iter().map(|p| p.nar_size).collect::<Vec<_>>())
         .bind(paths.iter().map(|p| p.references.join(" ")).collect::<Vec<_>>());
     db.value(query).await

@@ -4,6 +4,7 @@
 //! crash. This crate only gives them types, an [`Error`] with a sentence, and the loops that must run somewhere:
 //! [`resolver`], [`janitor`], [`leader`] and [`listen`]. No other crate contains SQL.
 
+pub mod branches;
 pub mod builder;
 pub mod builds;
 mod db;

@@ -332,6 +332,8 @@ pub struct Project {
     pub paused: bool,
     /// How long its evaluations are kept, such as `90d`
     pub retention: String,
+    /// Where its code is; none: it is evaluated by hand only
+    pub git: Option<GitSource>,
     /// Seconds of builder time that count against it; old ones count less
     pub used: f64,
     /// Builds that could be claimed for it
@@ -371,6 +373,52 @@ pub struct ProjectChange {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(pattern = "^[1-9][0-9]{0,3}[hdw]$")]
     pub retention: Option<String>,
+    /// The repository whose commits are evaluated
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "given")]
+    #[schema(value_type = Option<GitChange>)]
+    pub git: Option<Option<GitChange>>,
+}
+
+/// A repository whose commits are evaluated.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct GitSource {
+    /// What git clones from
+    pub url: String,
+    /// The branch; none: the repository's default
+    pub r#ref: Option<String>,
+    /// How often new commits are looked for, such as `5m`
+    pub poll: String,
+    /// The attributes that are built; none: what the source offers by default
+    pub attrs: Vec<String>,
+    /// The name of the credential by which evaluators read it
+    pub credential: Option<String>,
+    /// Why the last look for new commits saw nothing
+    pub error: Option<String>,
+}
+
+/// A repository to follow, or what to change about it. What is left out stays as it is, or is the default. `null` takes it away.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GitChange {
+    /// What git clones from
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(pattern = "^(https?|ssh|git|file)://[!-~]{1,2000}$")]
+    pub url: Option<String>,
+    /// The branch
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "given")]
+    #[schema(value_type = Option<String>, pattern = "^[!-,.-~][!-~]{0,255}$")]
+    pub r#ref: Option<Option<String>>,
+    /// How often new commits are looked for, such as `5m`
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(pattern = "^[1-9][0-9]{0,3}[mhd]$")]
+    pub poll: Option<String>,
+    /// The attributes that are built
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attrs: Option<Vec<String>>,
+    /// The name of the credential by which evaluators read it
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "given")]
+    #[schema(value_type = Option<String>, pattern = "^[0-9A-Za-z][0-9A-Za-z._-]{0,252}$")]
+    pub credential: Option<Option<String>>,
 }
 
 /// `null` is not the same as nothing.

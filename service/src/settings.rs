@@ -70,6 +70,40 @@ pub const KNOWN: &[(&str, bool, &str)] = &[
     ("eval_timeout", false, "how long an evaluation may take, such as 30m"),
     ("eval_memory", false, "memory that an evaluation may take, such as 4GiB"),
     ("eval_max_attrs", false, "attributes of an evaluation, at most"),
+    ("eval_max_source", false, "bytes of the files of a source, at most, such as 1GiB"),
+    (
+        "eval_processes",
+        false,
+        "processes of Nix that share one evaluation; else half of the processors, 4 at most",
+    ),
+    (
+        "eval_user",
+        false,
+        "the first of as many users as there are eval_workers, as which evaluations run if the evaluator is root",
+    ),
+    (
+        "eval_sandbox",
+        false,
+        "strongest: what this machine offers; full: nothing is evaluated without all of it",
+    ),
+    (
+        "eval_networks",
+        false,
+        "private networks that evaluations may reach, separated by commas, such as 10.0.0.0/8",
+    ),
+    ("eval_confine", false, "the program whose verb `confine` starts evaluations; else the evaluator's own"),
+    ("eval_visible", false, "further files and directories that evaluations may read, separated by colons"),
+    (
+        "substituters",
+        false,
+        "binary caches that an evaluator asks for what is built already, separated by spaces; builders must use them too",
+    ),
+    ("trusted_public_keys", false, "the keys whose signatures count there, separated by spaces"),
+    (
+        "credentials_dir",
+        false,
+        "a directory of netrc files by which evaluators read private repositories, by name",
+    ),
     ("installation", false, "the file in which the chart tells the operator what to install"),
     ("namespace", false, "the operator's own namespace"),
     (

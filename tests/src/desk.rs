@@ -1,7 +1,7 @@
 //! Real evaluators beside a [`Press`].
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use harmonia_evaluator::EvaluatorError;
@@ -34,6 +34,16 @@ pub async fn settings(press: &Press, nix: &Nix, name: &str, state: &Path) -> Set
         .with("nix_root", nix.root().display().to_string())
         .with("nix_bin", nix.bin().display().to_string())
         .with("local_sources", "true")
+        .with("eval_confine", confine().display().to_string())
+        .with("eval_visible", crate::cache().display().to_string())
+}
+
+/// A program of ours whose verb `confine` is: Cargo builds it for the tests of this crate.
+pub fn confine() -> PathBuf {
+    let own = std::env::current_exe().expect("this program");
+    let directory = own.parent().expect("its directory");
+    let above = if directory.ends_with("deps") { directory.parent() } else { None };
+    above.unwrap_or(directory).join("bench")
 }
 
 impl RunningEvaluator {

@@ -7,8 +7,9 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
+use harmonia_queue::branches::{self, ProjectSource};
 use harmonia_queue::{Db, people, projects};
-use harmonia_service::api::{Changed, Project, ProjectChange};
+use harmonia_service::api::{Changed, GitChange, GitSource, Project, ProjectChange};
 use harmonia_service::problem::Problem;
 use harmonia_service::quantity::Span;
 
@@ -18,12 +19,20 @@ use super::{Api, words};
 
 /// Evaluations are kept for an hour at least: whoever looks shall find them.
 const LEAST: Duration = Duration::from_secs(3600);
+/// Repositories are not asked more often than this.
+const MOST_OFTEN: Duration = Duration::from_secs(10);
 
 /// All projects, by name
 #[utoipa::path(get, path = "/projects", operation_id = "list_projects", tag = "projects",
     responses((status = 200, description = "The projects", body = Vec<Project>), Refusals))]
 pub async fn list(_: Reader, State(api): State<Arc<Api>>) -> Result<Json<Vec<Project>>, Problem> {
-    Ok(Json(projects::list(&*api.db().await).await?.into_iter().map(shown).collect()))
+    let db = api.db().await;
+    let mut sources = branches::sources(&db).await?;
+    let shown = |project: projects::Project| {
+        let source = sources.remove(&project.name);
+        shown(project, source)
+    };
+    Ok(Json(projects::list(&db).await?.into_iter().map(shown).collect()))
 }
 
 /// Make a project
@@ -45,7 +54,8 @@ pub async fn add(
             "there is a project {name} already: PATCH /api/projects/{name} changes it"
         )));
     }
-    let project = put(&db, changed(people::Project::new(&name), &change)?).await?;
+    let source = change.git.as_ref().map(|git| followed(None, git.as_ref())).transpose()?;
+    let project = put(&db, changed(people::Project::new(&name), &change)?, source).await?;
     Ok((StatusCode::CREATED, [(header::LOCATION, location(&name))], Json(project)))
 }
 
@@ -73,7 +83,14 @@ pub async fn change(
         paused: project.paused,
         retention: project.retention,
     };
-    Ok(Json(put(&db, changed(project, &change)?).await?))
+    let source = match &change.git {
+        Some(git) => {
+            let before = branches::source(&db, &name).await?.map(|(source, _)| source);
+            Some(followed(before, git.as_ref())?)
+        }
+        None => None,
+    };
+    Ok(Json(put(&db, changed(project, &change)?, source).await?))
 }
 
 /// Cancel a project's evaluations and hide it; its history stays
@@ -123,10 +140,53 @@ fn within(what: &str, number: i32, least: i32, most: i32) -> Result<i32, Problem
     Err(Problem::bad_request(format!("{what} is {number}: give {least} to {most}")))
 }
 
-async fn put(db: &Db, project: people::Project<'_>) -> Result<Project, Problem> {
+/// The repository to follow from now on; None: none.
+fn followed(
+    before: Option<ProjectSource>,
+    change: Option<&GitChange>,
+) -> Result<Option<ProjectSource>, Problem> {
+    let Some(change) = change else { return Ok(None) };
+    if let Some(url) = &change.url {
+        words::url(url)?;
+    }
+    let mut source = match (before, &change.url) {
+        (Some(before), Some(url)) if before.url == *url => before,
+        (Some(before), None) => before,
+        (_, Some(url)) => ProjectSource::git(url),
+        (None, None) => {
+            return Err(Problem::bad_request("`git` needs a `url`: the project follows no repository yet"));
+        }
+    };
+    if let Some(branch) = &change.r#ref {
+        branch.as_deref().map(words::branch).transpose()?;
+        source.branch.clone_from(branch);
+    }
+    if let Some(poll) = &change.poll {
+        source.poll_interval = words::time("poll", poll, MOST_OFTEN)?;
+    }
+    if let Some(attrs) = &change.attrs {
+        words::attrs(attrs)?;
+        source.attrs.clone_from(attrs);
+    }
+    if let Some(credential) = &change.credential {
+        credential.as_deref().map(words::credential).transpose()?;
+        source.credential.clone_from(credential);
+    }
+    Ok(Some(source))
+}
+
+async fn put(
+    db: &Db,
+    project: people::Project<'_>,
+    source: Option<Option<ProjectSource>>,
+) -> Result<Project, Problem> {
     people::put_project(db, &project).await?;
+    if let Some(source) = source {
+        branches::put_source(db, project.name, source.as_ref()).await?;
+    }
+    let source = branches::source(db, project.name).await?;
     let found = projects::get(db, project.name).await?;
-    found.map(shown).ok_or_else(|| unknown(project.name))
+    found.map(|found| shown(found, source)).ok_or_else(|| unknown(project.name))
 }
 
 fn unknown(name: &str) -> Problem {
@@ -143,7 +203,15 @@ fn location(name: &str) -> String {
     })
 }
 
-fn shown(found: projects::Project) -> Project {
+fn shown(found: projects::Project, source: Option<(ProjectSource, Option<String>)>) -> Project {
+    let git = source.map(|(source, error)| GitSource {
+        url: source.url,
+        r#ref: source.branch,
+        poll: Span(source.poll_interval).to_string(),
+        attrs: source.attrs,
+        credential: source.credential,
+        error,
+    });
     Project {
         name: found.name,
         shares: found.shares,
@@ -152,6 +220,7 @@ fn shown(found: projects::Project) -> Project {
         untrusted_pools: found.untrusted_pools,
         paused: found.paused,
         retention: Span(found.retention).to_string(),
+        git,
         used: found.used,
         ready: found.ready,
         running: found.running,
@@ -185,6 +254,35 @@ mod tests {
             ProjectChange { retention: Some("1s".to_owned()), ..ProjectChange::default() },
         ] {
             assert!(changed(people::Project::new("main"), &change).is_err(), "{change:?}");
+        }
+    }
+
+    #[test]
+    fn another_repository_begins_with_the_defaults_and_the_same_keeps_what_is_left_out() {
+        let before = ProjectSource { branch: Some("next".to_owned()), ..ProjectSource::git("https://a/b") };
+        let poll = GitChange { poll: Some("1m".to_owned()), ..GitChange::default() };
+        let changed = followed(Some(before.clone()), Some(&poll)).unwrap().unwrap();
+        assert_eq!(
+            (changed.branch.as_deref(), changed.poll_interval),
+            (Some("next"), Duration::from_secs(60))
+        );
+        let other = GitChange { url: Some("https://c/d".to_owned()), ..GitChange::default() };
+        assert_eq!(followed(Some(before), Some(&other)).unwrap(), Some(ProjectSource::git("https://c/d")));
+        assert_eq!(followed(None, None).unwrap(), None);
+    }
+
+    #[test]
+    fn a_repository_that_cannot_be_is_refused() {
+        let url = |url: &str| GitChange { url: Some(url.to_owned()), ..GitChange::default() };
+        for change in [
+            GitChange::default(),
+            url("ext::sh"),
+            url("https://me:secret@host/x"),
+            GitChange { poll: Some("1s".to_owned()), ..url("https://a/b") },
+            GitChange { r#ref: Some(Some("-x".to_owned())), ..url("https://a/b") },
+            GitChange { credential: Some(Some("../x".to_owned())), ..url("https://a/b") },
+        ] {
+            assert!(followed(None, Some(&change)).is_err(), "{change:?}");
         }
     }
 

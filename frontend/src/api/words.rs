@@ -16,12 +16,57 @@ pub fn source(new: &NewEvaluation) -> Result<(), Problem> {
     if let Some(branch) = &new.branch {
         text("branch", branch, 1024)?;
     }
-    if new.attrs.len() > 1000 {
-        let sentence =
-            format!("attrs has {} names: ask for at most 1000, or for a set of them", new.attrs.len());
+    attrs(&new.attrs)
+}
+
+/// What is asked for of a source.
+pub fn attrs(attrs: &[String]) -> Result<(), Problem> {
+    if attrs.len() > 1000 {
+        let sentence = format!("attrs has {} names: ask for at most 1000, or for a set of them", attrs.len());
         return Err(Problem::bad_request(sentence));
     }
-    new.attrs.iter().try_for_each(|attr| text("an attribute", attr, 4096))
+    attrs.iter().try_for_each(|attr| text("an attribute", attr, 4096))
+}
+
+/// Where git clones from. Whoever may read projects reads it too, so it has no password in it.
+pub fn url(url: &str) -> Result<(), Problem> {
+    let rest = ["https://", "http://", "ssh://", "git://", "file://"]
+        .iter()
+        .find_map(|scheme| url.strip_prefix(scheme));
+    let fits =
+        |rest: &str| (1..=2000).contains(&rest.len()) && rest.bytes().all(|byte| byte.is_ascii_graphic());
+    if !rest.is_some_and(fits) {
+        let sentence = format!("{url:?} is no address of a repository: write https://…, ssh://… or git://…");
+        return Err(Problem::bad_request(sentence));
+    }
+    let authority = rest.and_then(|rest| rest.split('/').next()).unwrap_or_default();
+    if authority.rsplit_once('@').is_some_and(|(user, _)| user.contains(':')) {
+        let sentence =
+            "the address has a password in it: put it into a credential of the evaluators, and name that";
+        return Err(Problem::bad_request(sentence));
+    }
+    Ok(())
+}
+
+/// The name of a branch or tag.
+pub fn branch(name: &str) -> Result<(), Problem> {
+    let fits = (1..=256).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic());
+    if fits && !name.starts_with('-') {
+        return Ok(());
+    }
+    Err(Problem::bad_request(format!("{name:?} cannot be the name of a branch or tag")))
+}
+
+/// The name of a credential, which is a file's.
+pub fn credential(name: &str) -> Result<(), Problem> {
+    let letter = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    let begins = name.starts_with(|first: char| first.is_ascii_alphanumeric());
+    if begins && name.len() <= 253 && name.bytes().all(letter) {
+        return Ok(());
+    }
+    let sentence =
+        format!("{name:?} cannot be the name of a credential: use letters, digits, dots and dashes");
+    Err(Problem::bad_request(sentence))
 }
 
 fn text(what: &str, text: &str, most: usize) -> Result<(), Problem> {

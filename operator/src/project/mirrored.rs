@@ -3,11 +3,12 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use harmonia_crds::Project;
+use harmonia_queue::branches;
 use harmonia_queue::mirror::{self, Resource};
 use kube::ResourceExt;
 
 use super::queue_name;
-use super::validate::wanted;
+use super::validate::{source, wanted};
 use crate::context::Lead;
 
 /// The queue is told again what it should know already after this long, less than a resync: somebody may have restored a backup.
@@ -35,6 +36,9 @@ impl Mirrored {
         }
         let resource = Resource { uid: &uid, generation };
         let done = mirror::project(&lead.db, lead.generation, resource, &wanted(project, &name)).await?;
+        if done && let Some(source) = source(project) {
+            branches::mirror_source(&lead.db, lead.generation, resource, &name, &source).await?;
+        }
         if done {
             let word = Word { uid, generation, leader: lead.generation, at: Instant::now() };
             self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(name, word);

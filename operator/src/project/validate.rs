@@ -1,7 +1,8 @@
 use std::time::Duration;
 
 use harmonia_crds::Project;
-use harmonia_crds::project::pool_name;
+use harmonia_crds::project::{Source, Trust, pool_name};
+use harmonia_queue::branches::{Forge, ProjectSource, PullRequests};
 use harmonia_queue::people;
 use kube::ResourceExt;
 
@@ -19,6 +20,42 @@ pub fn wanted<'a>(project: &Project, name: &'a str) -> people::Project<'a> {
         paused: spec.paused,
         retention: Duration::from_secs(u64::from(spec.retention.0) * 86_400),
     }
+}
+
+/// Where its code is, in the queue's words. None: nowhere, which the API server does not let through.
+pub fn source(project: &Project) -> Option<ProjectSource> {
+    let spec = &project.spec;
+    let (forge, url) = address(&spec.source)?;
+    let git = spec.source.git.as_ref();
+    Some(ProjectSource {
+        forge,
+        branch: git.and_then(|git| git.reference.clone()),
+        attrs: spec.attrs.clone(),
+        poll_interval: git.map_or(ProjectSource::POLL_INTERVAL, |git| git.poll_interval.0),
+        pull_requests: match spec.pull_requests.trust {
+            Trust::Collaborators => PullRequests::Collaborators,
+            Trust::All => PullRequests::All,
+            Trust::None => PullRequests::None,
+        },
+        credential: spec.source.secret_ref.as_ref().map(|secret| {
+            // What evaluators call it: names of namespaces have no dots.
+            format!("{}.{}", project.namespace().unwrap_or_default(), secret.name)
+        }),
+        ..ProjectSource::git(url)
+    })
+}
+
+fn address(source: &Source) -> Option<(Forge, String)> {
+    let (github, gitea) = (source.github.clone(), source.gitea.clone());
+    let github = github.map(|at| {
+        let url = format!("https://github.com/{}/{}.git", at.owner, at.repo);
+        (Forge::GitHub { owner: at.owner, repo: at.repo }, url)
+    });
+    let gitea = gitea.map(|at| {
+        let url = format!("{}/{}/{}.git", at.instance.trim_end_matches('/'), at.owner, at.repo);
+        (Forge::Gitea { instance: at.instance, owner: at.owner, repo: at.repo }, url)
+    });
+    github.or(gitea).or_else(|| Some((Forge::Git, source.git.clone()?.url)))
 }
 
 #[cfg(test)]
@@ -48,6 +85,30 @@ pub(crate) mod tests {
         let wanted = wanted(&project, "ci/dotfiles");
         assert_eq!(wanted.pools, Some(vec!["ci/x86".to_owned(), "farm/arm".to_owned()]));
         assert_eq!(wanted.untrusted_pools, ["ci/untrusted"]);
+    }
+
+    #[test]
+    fn code_is_where_the_forge_has_it() {
+        let of = |spec: Value| source(&project(spec)).unwrap();
+        assert_eq!(of(json!({})).url, "https://github.com/acme/dotfiles.git");
+        let gitea =
+            json!({"gitea": {"instance": "https://git.example.org/", "owner": "acme", "repo": "dots"}});
+        assert_eq!(of(json!({"source": gitea})).url, "https://git.example.org/acme/dots.git");
+    }
+
+    #[test]
+    fn a_repository_is_followed_as_the_spec_says() {
+        let git = json!({"url": "https://git/x", "ref": "next", "pollInterval": "1m"});
+        let spec = json!({"source": {"git": git, "secretRef": {"name": "key"}}, "attrs": ["checks"], "pullRequests": {"trust": "None"}});
+        let wanted = ProjectSource {
+            branch: Some("next".to_owned()),
+            attrs: vec!["checks".to_owned()],
+            poll_interval: Duration::from_secs(60),
+            pull_requests: PullRequests::None,
+            credential: Some("ci.key".to_owned()),
+            ..ProjectSource::git("https://git/x")
+        };
+        assert_eq!(source(&project(spec)), Some(wanted));
     }
 
     #[test]

@@ -35,6 +35,25 @@ async fn a_project_is_made_changed_and_removed() {
 }
 
 #[tokio::test]
+async fn a_project_follows_a_repository_until_it_is_told_otherwise() {
+    let desk = Desk::new().await;
+    let follow =
+        json!({"git": {"url": "https://git.example.org/dots.git", "ref": "next", "attrs": ["checks"]}});
+    let place = "/api/projects/main";
+    let change =
+        |change: Value| read::<Project>(admin(&desk, Method::PATCH, place).json(&change), StatusCode::OK);
+    let git = change(follow).await.git.unwrap();
+    assert_eq!((git.r#ref.as_deref(), git.poll.as_str(), git.attrs.len()), (Some("next"), "5m", 1));
+    let git = change(json!({"git": {"poll": "1h", "ref": null}})).await.git.unwrap();
+    assert_eq!((git.r#ref.as_deref(), git.poll.as_str(), git.attrs.len()), (None, "1h", 1));
+    let password = json!({"git": {"url": "https://me:secret@git.example.org/dots.git"}});
+    let sentence = problem(admin(&desk, Method::PATCH, place).json(&password), 400).await;
+    assert!(sentence.contains("credential") && !sentence.contains("me:secret"), "{sentence}");
+    assert_eq!(desk.look::<Vec<Project>>("/api/projects").await[0].git.as_ref(), Some(&git));
+    assert_eq!(change(json!({"git": null})).await.git, None);
+}
+
+#[tokio::test]
 async fn a_project_that_cannot_be_is_refused_and_stays_as_it_is() {
     let desk = Desk::new().await;
     for (change, status, named) in [

@@ -1,5 +1,6 @@
 //! Projects on a real API server, and in the queue.
 
+use harmonia_queue::branches;
 use harmonia_queue::{people, projects};
 use harmonia_tests::farm::SYSTEM;
 use harmonia_tests::kube::{Namespace, eventually};
@@ -48,10 +49,12 @@ async fn a_project_is_mirrored_and_shows_what_the_queue_knows() {
     };
     namespace.eventually("project/dotfiles", SOON, synced).await;
     assert_eq!(shares(&release, namespace).await, Some(200));
+    let name = format!("{}/dotfiles", namespace.name());
+    let followed = branches::source(&release.farm.operator, &name).await.unwrap();
+    assert!(followed.is_some(), "where its code is is known with it");
     namespace.apply(&project("shares: 300")).await;
     has_shares(&release, namespace, Some(300)).await;
 
-    let name = format!("{}/dotfiles", namespace.name());
     let evaluation = release.farm.queue(&name, &[("a", &[]), ("b", &[])]).await.id;
     let counted = |project: &Value| {
         let status = &project["status"];

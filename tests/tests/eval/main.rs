@@ -2,7 +2,9 @@
 
 mod attributes;
 mod build;
+mod hostile;
 mod leaving;
 mod limits;
+mod projects;
 mod scene;
 mod sources;

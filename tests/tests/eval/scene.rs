@@ -108,7 +108,7 @@ impl Scene {
 pub fn git(directory: &Path, arguments: &[&str]) -> String {
     let output = Command::new("git")
         .current_dir(directory)
-        .args(["-c", "user.name=x", "-c", "user.email=x@example.org"])
+        .args(["-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "safe.directory=*"])
         .args(arguments)
         .output()
         .unwrap();

@@ -2,6 +2,7 @@
 
 mod audit;
 mod bad_input;
+mod branches;
 mod chaos;
 mod claim;
 mod drain;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use harmonia_queue::branches::{self, ProjectSource, Push};
 use harmonia_queue::builder::{self, Failure, Session};
 use harmonia_queue::evaluations::{self, Request};
 use harmonia_queue::ingest::Node;
@@ -518,6 +519,46 @@ async fn an_evaluator_passes_over_what_another_is_claiming() {
     let held = open_words(&farm, "SELECT * FROM ci.claim_evaluation('one')").await;
     let claimed = evaluations::claim(&farm.evaluator, "two").await.unwrap().unwrap();
     assert!(first < second && claimed.id == second);
+    commit(held).await;
+}
+
+#[tokio::test]
+async fn a_push_sees_the_one_that_is_just_being_made() {
+    let farm = Farm::new().await;
+    farm.project("main").await;
+    let held = open_words(&farm, "SELECT ci.push('main', 'x', 'main', 'aa', 0::smallint, '{}', 7)").await;
+    let db = farm.frontend.clone();
+    let newer = tokio::spawn(async move {
+        let push = Push {
+            project: "main",
+            source: "x",
+            branch: "main",
+            commit: "bb",
+            untrusted: false,
+            attrs: &[],
+            pull_request: Some(7),
+        };
+        branches::push(&db, &push).await.unwrap()
+    });
+    waits(&farm, &newer).await;
+    commit(held).await;
+    newer.await.unwrap();
+    let live: i64 =
+        farm.value("SELECT count(*) FROM ci.evaluation WHERE state = 'queued' AND id > $1", 0).await;
+    assert_eq!(live, 1);
+}
+
+#[tokio::test]
+async fn a_look_passes_over_what_another_looks_at() {
+    let farm = Farm::new().await;
+    farm.forbid_waiting().await;
+    for name in ["main", "other"] {
+        farm.project(name).await;
+        branches::put_source(&farm.frontend, name, Some(&ProjectSource::git("x"))).await.unwrap();
+    }
+    let held = open_words(&farm, "SELECT * FROM ci.claim_poll()").await;
+    let looked = branches::claim_poll(&farm.evaluator).await.unwrap().unwrap();
+    assert_eq!(looked.project, "other");
     commit(held).await;
 }
 

@@ -21,7 +21,10 @@ mod up;
 mod upload;
 mod wakeup;
 
+use std::ffi::OsString;
+
 use baseline::Bench;
+use harmonia_service::sentence::sentence;
 use report::Report;
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
@@ -29,6 +32,13 @@ async fn main() {
     let mut arguments = std::env::args().skip(1).peekable();
     if arguments.next_if(|word| word == upload::child::CHILD).is_some() {
         return upload::child::run(arguments.next()).await;
+    }
+    if arguments.next_if(|word| word == "confine").is_some() {
+        let spec = arguments.next().unwrap_or_default();
+        let program: Vec<OsString> = std::env::args_os().skip(3).collect();
+        let Err(error) = harmonia_evaluator::confine(&spec, &program) else { return };
+        eprintln!("{}", sentence(&error));
+        std::process::exit(1);
     }
     let options = report::Options::parse(arguments);
     let mut report = Report::new(&options);

@@ -1,0 +1,140 @@
+//! What a project's owner sets: where its code is, what of it is built, and what a push does.
+
+use std::time::Duration;
+
+use harmonia_queue::branches::{self, ProjectSource, Push};
+use harmonia_queue::evaluations::{self, Filter, Stage};
+use harmonia_queue::people::Project;
+use harmonia_tests::eventually;
+use harmonia_tests::farm::SYSTEM;
+use harmonia_tests::nixes::Version;
+
+use crate::scene::Scene;
+
+fn push<'a>(url: &'a str, branch: &'a str, commit: &'a str) -> Push<'a> {
+    Push { project: "main", source: url, branch, commit, untrusted: false, attrs: &[], pull_request: None }
+}
+
+#[tokio::test]
+async fn a_repository_says_what_is_built_of_it() {
+    let scene = Scene::start(Version::Old).await;
+    scene.write("default.nix", "{ wanted = make \"wanted\"; other = make \"other\"; }");
+    scene.write(".harmonia-ci.toml", "attrs = [ \"wanted\" ]\neval-timeout = \"10m\"\nretention = \"30d\"");
+    scene.commit();
+    let url = format!("file://{}", scene.path());
+    let evaluation = scene.evaluate(&url, &[]).await;
+    assert_eq!(scene.built(&evaluation).await, ["wanted"]);
+    let asked = scene.evaluate(&url, &["other"]).await;
+    assert_eq!(scene.built(&asked).await, ["other"], "who asks knows better");
+    scene.write(".harmonia-ci.toml", "attributes = [ \"wanted\" ]");
+    scene.commit();
+    let error = scene.refused(&url).await;
+    assert!(error.contains("a key attributes, which does not exist; the nearest is attrs"), "{error}");
+}
+
+#[tokio::test]
+async fn a_storm_of_pushes_ends_with_one_evaluation_of_the_last() {
+    let scene = Scene::start(Version::Old).await;
+    scene.write("default.nix", "{ a = make \"a\"; }");
+    let commit = scene.commit();
+    let url = format!("file://{}", scene.path());
+    for n in 0..499 {
+        let commit = format!("{n:040x}");
+        branches::push(&scene.press.farm.frontend, &push(&url, "main", &commit)).await.unwrap();
+    }
+    let last = branches::push(&scene.press.farm.frontend, &push(&url, "main", &commit)).await.unwrap();
+    let evaluation = scene.press.evaluated(last).await;
+    assert_eq!(scene.built(&evaluation).await, ["a"]);
+    let filter = Filter { project: Some("main"), ..Filter::default() };
+    let all = evaluations::list(&scene.press.farm.frontend, &filter, 1000).await.unwrap();
+    let complete: Vec<i64> = all.iter().filter(|e| e.stage == Stage::Complete).map(|e| e.id).collect();
+    assert!(all.len() == 500 && complete == [last], "{complete:?}");
+    assert!(all.iter().all(|e| !matches!(e.stage, Stage::Queued | Stage::Evaluating)));
+}
+
+#[tokio::test]
+async fn a_repository_is_followed_and_no_push_is_missed() {
+    let scene = Scene::start(Version::Old).await;
+    let db = &scene.press.farm.frontend;
+    scene.write("default.nix", "{ a = make \"a\"; }");
+    let first = scene.commit();
+    let source = ProjectSource {
+        poll_interval: Duration::from_secs(1),
+        ..ProjectSource::git(format!("file://{}", scene.path()))
+    };
+    branches::put_source(db, "main", Some(&source)).await.unwrap();
+    let evaluated = |commit: String| async move {
+        let filter = Filter { project: Some("main"), branch: Some("main"), ..Filter::default() };
+        let all = evaluations::list(db, &filter, 10).await.unwrap();
+        all.iter().any(|e| e.commit.as_ref() == Some(&commit) && e.stage == Stage::Complete)
+    };
+    eventually("the first commit is found", || evaluated(first.clone())).await;
+    scene.write("default.nix", "{ b = make \"b\"; }");
+    let second = scene.commit();
+    eventually("the second commit is found", || evaluated(second.clone())).await;
+    scene.git(&["checkout", "--quiet", "-b", "elsewhere"]);
+    scene.git(&["branch", "--quiet", "-D", "main"]);
+    eventually("why nothing is found is told", || async {
+        let told = branches::source(db, "main").await.unwrap().unwrap().1;
+        told.is_none_or(|told| told.contains("has no"))
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn files_that_were_evaluated_are_not_evaluated_again() {
+    let scene = Scene::start(Version::Old).await;
+    // Another derivation each time that it is evaluated.
+    scene.write("default.nix", "{ a = make \"a-${toString builtins.currentTime}\"; }");
+    let first = scene.commit();
+    scene.git(&["commit", "--quiet", "--allow-empty", "--message", "y"]);
+    let second = scene.git(&["rev-parse", "HEAD"]);
+    let url = format!("file://{}", scene.path());
+    let db = &scene.press.farm.frontend;
+    let evaluation = branches::push(db, &push(&url, "main", &first)).await.unwrap();
+    scene.press.evaluated(evaluation).await;
+    let jobs = scene.jobs().await;
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    let again = branches::push(db, &push(&url, "next", &second)).await.unwrap();
+    let evaluation = scene.press.evaluated(again).await;
+    assert_eq!(scene.built(&evaluation).await, ["a"]);
+    assert_eq!(scene.jobs().await, jobs);
+    scene.press.farm.assert_sound().await;
+}
+
+#[tokio::test]
+async fn what_comes_from_outside_is_built_only_where_it_may() {
+    let scene = Scene::start(Version::Old).await;
+    let farm = &scene.press.farm;
+    let (inside, outside) =
+        (farm.pool("inside", &[SYSTEM], 9).await, farm.pool("outside", &[SYSTEM], 9).await);
+    farm.put_project(Project { untrusted_pools: vec!["outside".to_owned()], ..Project::new("main") }).await;
+    let nodes = [farm.node(&inside, "inside").await, farm.node(&outside, "outside").await];
+    scene.write("default.nix", "{ a = make \"a\"; }");
+    let commit = scene.commit();
+    let url = format!("file://{}", scene.path());
+    let fork = Push { untrusted: true, pull_request: Some(7), ..push(&url, "main", &commit) };
+    let evaluation = branches::push(&farm.frontend, &fork).await.unwrap();
+    assert!(scene.press.evaluated(evaluation).await.untrusted);
+    farm.settle().await;
+    let claimed = [farm.claim_names(&nodes[0], 9).await, farm.claim_names(&nodes[1], 9).await];
+    assert_eq!((claimed[0].len(), claimed[1].len()), (0, 1), "{claimed:?}");
+}
+
+#[tokio::test]
+async fn several_processes_find_what_one_finds() {
+    let text = "builtins.listToAttrs (builtins.genList (i: { name = \"a${toString i}\"; value = \
+                if i == 7 then throw \"seven\" else if i == 9 then { }.missing else make \"n${toString i}\"; }) 23) \
+                // { set = { recurseForDerivations = true; x = make \"x\"; y = make \"y\"; }; }";
+    let mut seen = Vec::new();
+    for processes in ["1", "3"] {
+        let scene = Scene::with(Version::Old, |settings| settings.with("eval_processes", processes)).await;
+        scene.write("default.nix", text);
+        let evaluation = scene.evaluate(scene.path(), &[]).await;
+        let attributes = scene.press.attributes(evaluation.id).await;
+        assert_eq!(attributes.values().filter(|error| error.is_some()).count(), 2, "{attributes:?}");
+        assert!(attributes["a7"].as_ref().is_some_and(|error| error.contains("seven")));
+        seen.push((attributes.into_keys().collect::<Vec<_>>(), scene.jobs().await));
+    }
+    assert_eq!(seen[0], seen[1]);
+}
