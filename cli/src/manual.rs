@@ -130,6 +130,7 @@ fn metrics_of_roles() -> [(&'static str, Metrics); 5] {
             of(|metrics| {
                 harmonia_frontend::Gauges::register(metrics);
                 harmonia_frontend::Counts::register(metrics);
+                harmonia_frontend::ForgeCounts::register(metrics);
             }),
         ),
         ("evaluator", of(|metrics| drop(harmonia_evaluator::Counts::register(metrics)))),

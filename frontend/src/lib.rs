@@ -1,4 +1,4 @@
-//! The frontend: the API and the cache gateway. `/api` is for people and programs. `/cache` is a binary cache for Nix: small
+//! The frontend: the API, the webhooks and statuses of forges, and the cache gateway. `/api` is for people and programs. `/cache` is a binary cache for Nix: small
 //! objects are answered from the bucket, NARs by a redirect to it, so that none of their bytes passes through this process.
 
 mod admit;
@@ -7,6 +7,7 @@ mod api;
 mod count;
 mod error;
 mod find;
+mod forge;
 mod gauge;
 mod key;
 mod public_keys;
@@ -33,12 +34,14 @@ use tokio::sync::watch;
 
 pub use count::Counts;
 pub use error::FrontendError;
+pub use forge::ForgeCounts;
 pub use gauge::Gauges;
 
 use admit::Admission;
 use answer::Gateway;
 use api::{Api, Hub};
 use find::Finder;
+use forge::Forges;
 use public_keys::PublicKeys;
 use register::Registration;
 use shelf::Shelf;
@@ -46,7 +49,7 @@ use shelf::Shelf;
 /// Reached from this machine only, unless the settings say more.
 const LISTEN: &str = "127.0.0.1:7777";
 /// Those who check tokens never wait for those who answer; one more is for the registry, one for the gauges.
-const CONNECTIONS: u32 = admit::ASKING as u32 + api::ASKING as u32 + 2;
+const CONNECTIONS: u32 = admit::ASKING as u32 + api::ASKING as u32 + 2 + forge::CONNECTIONS;
 
 /// Serves until `stop` ends.
 pub async fn run(
@@ -66,6 +69,7 @@ pub struct Frontend {
     db: Db,
     direct_url: String,
     hub: Arc<Hub>,
+    forges: Arc<Forges>,
     gauges: Gauges,
     closing: watch::Sender<bool>,
 }
@@ -76,6 +80,7 @@ impl Frontend {
         let mut metrics = Metrics::default();
         let counts = Counts::register(&mut metrics);
         let gauges = Gauges::register(&mut metrics);
+        let forge_counts = ForgeCounts::register(&mut metrics);
         let db = database::connect(settings, CONNECTIONS)?;
         let bucket = Bucket::connect(settings).await?;
         let finder = Finder::new(&bucket, counts.clone());
@@ -99,12 +104,26 @@ impl Frontend {
             .await
             .map_err(|source| FrontendError::Bind { address: listen.to_owned(), source })?;
         let url = serve::own_url(settings, address)?;
+        let public_url = settings.get("public_url").map_or(url.as_str(), |url| url.trim_end_matches('/'));
+        let forges = Arc::new(Forges::new(settings, db.clone(), public_url, forge_counts)?);
         let health = Health::new(metrics, &register::CONDITIONS);
         let registration = Registration::new(url, db.clone(), bucket, health.clone());
-        let router = api.routes().merge(gateway.routes()).merge(health.routes());
+        let router = api.routes().merge(forges.routes()).merge(gateway.routes()).merge(health.routes());
         let direct_url = direct_url(settings)?;
         let settings = settings.clone();
-        Ok(Self { listener, address, router, registration, settings, db, direct_url, hub, gauges, closing })
+        Ok(Self {
+            listener,
+            address,
+            router,
+            registration,
+            settings,
+            db,
+            direct_url,
+            hub,
+            forges,
+            gauges,
+            closing,
+        })
     }
 
     /// Where it listens.
@@ -127,6 +146,7 @@ impl Frontend {
             never = database::follow(&self.settings, &self.db) => match never {},
             never = self.hub.listen(&self.direct_url) => match never {},
             never = self.gauges.follow(&self.db) => match never {},
+            never = self.forges.speak() => match never {},
         };
         self.registration.leave().await;
         served.map_err(FrontendError::Serve)

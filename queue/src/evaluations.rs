@@ -327,7 +327,9 @@ pub async fn attributes(db: &Db, id: i64, after: &str, limit: i64) -> Result<Vec
 
 /// Builds of an evaluation that failed are tried again, first in line. Answers how many.
 pub async fn rebuild_failed(db: &Db, id: i64) -> Result<i64> {
-    db.value(sqlx::query("SELECT ci.rebuild_failed($1)").bind(id)).await
+    let rebuilt = db.value(sqlx::query("SELECT ci.rebuild_failed($1)").bind(id)).await?;
+    crate::forges::look_again(db, &[id]).await;
+    Ok(rebuilt)
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ pub mod builds;
 mod db;
 mod error;
 pub mod evaluations;
+pub mod forges;
 pub mod ingest;
 pub mod janitor;
 pub mod leader;

@@ -110,7 +110,9 @@ pub async fn end_evaluation(db: &Db, evaluation: i64, ending: Ending, error: Opt
 
 /// Builds a failed or cancelled job again, first in line. False: there is nothing to rebuild.
 pub async fn rebuild(db: &Db, job: i64) -> Result<bool> {
-    db.value(sqlx::query("SELECT ci.rebuild($1)").bind(job)).await
+    let rebuilt = db.value(sqlx::query("SELECT ci.rebuild($1)").bind(job)).await?;
+    crate::forges::look_again_at(db, job).await;
+    Ok(rebuilt)
 }
 
 /// Cancels one build; a running one is stopped by its builder. False: it had ended.

@@ -36,6 +36,12 @@ pub const KNOWN: &[(&str, bool, &str)] = &[
         false,
         "the keys that sign the cache, separated by spaces, where they cannot be asked for",
     ),
+    ("public_url", false, "where people reach the frontend with their browsers; else its url"),
+    (
+        "forges",
+        false,
+        "the forges that send webhooks and are told statuses, each a table [[forges]]; in the environment, the same as a list in JSON",
+    ),
     ("anonymous_read", false, "true: the cache, and the API to whoever only looks, answer without a token"),
     ("log_limit", false, "bytes of a compressed log, at most"),
     ("node", false, "the builder's or evaluator's name, unique in its pool; else the machine's"),
@@ -283,13 +289,16 @@ fn variable(key: &str) -> String {
     format!("HARMONIA_CI_{}", key.to_ascii_uppercase())
 }
 
-/// A value as one word; lists are joined by commas.
+/// A value as one word; lists are joined by commas, and those of tables written as JSON.
 fn word(value: &toml::Value) -> Option<String> {
     match value {
         toml::Value::String(text) => Some(text.clone()),
         toml::Value::Integer(number) => Some(number.to_string()),
         toml::Value::Float(number) => Some(number.to_string()),
         toml::Value::Boolean(truth) => Some(truth.to_string()),
+        toml::Value::Array(values) if values.iter().any(toml::Value::is_table) => {
+            serde_json::to_string(values).ok()
+        }
         toml::Value::Array(values) => {
             values.iter().map(toml::Value::as_str).collect::<Option<Vec<_>>>().map(|words| words.join(","))
         }
@@ -350,6 +359,13 @@ mod tests {
     fn a_list_is_joined() {
         let settings = read("signing_key_files = ['/a', '/b']").unwrap();
         assert_eq!(settings.get("signing_key_files"), Some("/a,/b"));
+    }
+
+    #[test]
+    fn a_list_of_tables_is_json() {
+        let settings = read("[[forges]]\nname = 'a'\napp_id = 7\n[[forges]]\nname = 'b'").unwrap();
+        assert_eq!(settings.get("forges"), Some(r#"[{"app_id":7,"name":"a"},{"name":"b"}]"#));
+        assert!(matches!(read("[s3_bucket]\nname = 'a'"), Err(SettingsError::Shape(_))));
     }
 
     #[test]

@@ -45,6 +45,18 @@
 {{- $frontend := merge $roles.frontend (dict
       "url" ($values.frontend.url | default (printf "http://%s-frontend.%s.svc%s" $name .Release.Namespace (eq (int $values.frontend.service.port) 80 | ternary "" (printf ":%v" $values.frontend.service.port))))
       "anonymousRead" $values.frontend.anonymousRead) -}}
+{{- $publicUrl := $values.frontend.publicUrl -}}
+{{- if and (not $publicUrl) $values.ingress.enabled $values.ingress.host -}}
+{{- $publicUrl = printf "%s://%s" (ternary "https" "http" (ne $values.ingress.tlsSecret "")) $values.ingress.host -}}
+{{- end -}}
+{{- with $publicUrl }}{{ $_ := set $frontend "publicUrl" . }}{{ end -}}
+{{- $forges := list -}}
+{{- range $values.forges -}}
+{{- $forge := dict "name" .name "type" .type "secret" .existingSecret -}}
+{{- with .url }}{{ $_ := set $forge "url" . }}{{ end -}}
+{{- with .appId }}{{ $_ := set $forge "appId" (int64 .) }}{{ end -}}
+{{- $forges = append $forges $forge -}}
+{{- end -}}
 {{- $evaluator := merge $roles.evaluator (pick $values.evaluator "workers" "memory" "timeout") -}}
 
 {{- $pool := dict -}}
@@ -75,5 +87,6 @@
       "evaluator" $evaluator
       "adminToken" (dict "secret" (include "harmonia-ci.adminTokenSecret" .)) -}}
 {{- with $pool }}{{ $_ := set $installation "pool" . }}{{ end -}}
+{{- with $forges }}{{ $_ := set $installation "forges" . }}{{ end -}}
 {{- toYaml $installation -}}
 {{- end -}}

@@ -30,6 +30,9 @@ pub struct Installation {
     pub s3: Bucket,
     /// What results are signed with.
     pub signing: Signing,
+    /// Who sends webhooks and is told statuses.
+    #[serde(default)]
+    pub forges: Vec<Forge>,
     /// Taints of nodes that are about to go, beside a cordon.
     #[serde(default)]
     pub drain_taints: Vec<String>,
@@ -114,6 +117,25 @@ pub struct Signing {
     pub secret: String,
 }
 
+/// A forge that the frontends speak with.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Forge {
+    /// As its webhooks are addressed.
+    pub name: String,
+    /// `github`, `gitea` or `forgejo`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// Its address. None: github.com's.
+    #[serde(default)]
+    pub url: Option<String>,
+    /// The number of the GitHub App.
+    #[serde(default)]
+    pub app_id: Option<u64>,
+    /// A Secret with `webhook-secret`, and with the App's `private-key` or a `token`. Only frontends see it.
+    pub secret: String,
+}
+
 /// The first token.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -166,6 +188,9 @@ pub struct Frontend {
     pub tolerations: Vec<Toleration>,
     /// Where builders reach them.
     pub url: String,
+    /// Where people do, if not there.
+    #[serde(default)]
+    pub public_url: Option<String>,
     /// Whoever only looks needs no token.
     #[serde(default)]
     pub anonymous_read: bool,
@@ -213,7 +238,8 @@ database:
   admin: {secret: harmonia-ci-postgres, key: url}
 s3: {endpoint: 'http://harmonia-ci-s3:9000', publicEndpoint: null, bucket: harmonia-ci, region: us-east-1, virtualHost: false, secret: harmonia-ci-s3}
 signing: {secret: harmonia-ci-signing}
-frontend: {replicas: 2, resources: {}, url: 'http://harmonia-ci-frontend.ci.svc', anonymousRead: false, nodeSelector: {}, tolerations: []}
+forges: [{name: github, type: github, appId: 1234567, secret: app}, {name: code, type: gitea, url: 'https://code.example.org', secret: code-bot}]
+frontend: {replicas: 2, resources: {}, url: 'http://harmonia-ci-frontend.ci.svc', publicUrl: 'https://ci.example.org', anonymousRead: false, nodeSelector: {}, tolerations: []}
 signer: {replicas: 2, resources: {requests: {cpu: 100m}}, nodeSelector: {disk: fast}, tolerations: [{key: ci, operator: Exists}]}
 evaluator: {replicas: 1, resources: {}, workers: 1, memory: 4Gi, timeout: 30m}
 adminToken: {secret: harmonia-ci-admin-token}

@@ -153,7 +153,8 @@ fn concerns(context: &Context, seen: &Seen) -> bool {
 fn mounted(installation: &config::Installation) -> impl Iterator<Item = &String> {
     let config::Databases { admin: _, operator: _, signer, frontend, evaluator } = &installation.database;
     let databases = [signer, frontend, evaluator].into_iter().flatten().map(|given| &given.secret);
-    databases.chain([&installation.signing.secret]).chain(&installation.s3.secret)
+    let forges = installation.forges.iter().map(|forge| &forge.secret);
+    databases.chain([&installation.signing.secret]).chain(&installation.s3.secret).chain(forges)
 }
 
 async fn keep(context: &Context, done: &mut Done) -> Result<(), InstallationError> {
@@ -174,7 +175,11 @@ async fn keep(context: &Context, done: &mut Done) -> Result<(), InstallationErro
             Role::Signer => {
                 words.push(("signing", secrets::version(context, &context.installation.signing.secret)?))
             }
-            Role::Frontend => {}
+            Role::Frontend => {
+                for forge in &context.installation.forges {
+                    words.push(("forge", secrets::version(context, &forge.secret)?));
+                }
+            }
             Role::Evaluator => {
                 words.push(("netrc", secrets::evaluator_token(context, &owner).await?));
                 words.push(("nix.conf", build::nix_conf(&context.installation.frontend.url)));

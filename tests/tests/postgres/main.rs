@@ -12,6 +12,7 @@ mod evaluations;
 mod failure;
 mod fairness;
 mod fencing;
+mod forges;
 mod graph;
 mod guard;
 mod harness;

@@ -102,7 +102,7 @@ async fn waits_after<T>(farm: &Farm, others: i64, call: &JoinHandle<T>) -> bool 
     false
 }
 
-async fn waits<T>(farm: &Farm, call: &JoinHandle<T>) -> bool {
+pub(super) async fn waits<T>(farm: &Farm, call: &JoinHandle<T>) -> bool {
     waits_after(farm, 0, call).await
 }
 

@@ -1,8 +1,12 @@
-use k8s_openapi::api::core::v1::{PodSecurityContext, PodSpec, PodTemplateSpec};
+use k8s_openapi::api::core::v1::{
+    PodSecurityContext, PodSpec, PodTemplateSpec, SecretVolumeSource, Volume, VolumeMount,
+};
+use serde_json::json;
 
 use super::Wanted;
 use super::pod::{USER, bucket, container, slim, template};
-use crate::pod::setting;
+use crate::installation::config::Forge;
+use crate::pod::{RUN, mount, setting};
 
 pub fn build(wanted: &Wanted<'_>) -> PodTemplateSpec {
     let frontend = &wanted.installation.frontend;
@@ -11,8 +15,13 @@ pub fn build(wanted: &Wanted<'_>) -> PodTemplateSpec {
         setting("URL", &frontend.url),
         setting("ANONYMOUS_READ", frontend.anonymous_read.to_string()),
     ]);
+    env.extend(frontend.public_url.as_ref().map(|url| setting("PUBLIC_URL", url)));
+    let forges = &wanted.installation.forges;
+    if !forges.is_empty() {
+        env.push(setting("FORGES", json!(forges.iter().map(entry).collect::<Vec<_>>()).to_string()));
+    }
     let mut container = container(wanted, slim(wanted), USER, env);
-    let (volumes, mounts): (Vec<_>, Vec<_>) = key.into_iter().unzip();
+    let (volumes, mounts): (Vec<_>, Vec<_>) = key.into_iter().chain(forges.iter().map(secret)).unzip();
     container.volume_mounts.get_or_insert_default().extend(mounts);
     template(
         wanted,
@@ -26,4 +35,40 @@ pub fn build(wanted: &Wanted<'_>) -> PodTemplateSpec {
             ..PodSpec::default()
         },
     )
+}
+
+/// As the setting has it: secrets are files, which are read again when they change.
+fn entry(forge: &Forge) -> serde_json::Value {
+    let file = |key: &str| format!("{}/{key}", place(forge));
+    let mut entry =
+        json!({"name": forge.name, "type": forge.kind, "webhook_secret_file": file("webhook-secret")});
+    if let Some(url) = &forge.url {
+        entry["url"] = json!(url);
+    }
+    match forge.app_id {
+        Some(id) => {
+            entry["app_id"] = json!(id);
+            entry["private_key_file"] = json!(file("private-key"));
+        }
+        None => entry["token_file"] = json!(file("token")),
+    }
+    entry
+}
+
+fn place(forge: &Forge) -> String {
+    format!("{RUN}/forges/{}", forge.name)
+}
+
+fn secret(forge: &Forge) -> (Volume, VolumeMount) {
+    let name = format!("forge-{}", forge.name);
+    let volume = Volume {
+        name: name.clone(),
+        secret: Some(SecretVolumeSource {
+            secret_name: Some(forge.secret.clone()),
+            default_mode: Some(0o440),
+            ..SecretVolumeSource::default()
+        }),
+        ..Volume::default()
+    };
+    (volume, mount(&name, &place(forge)))
 }

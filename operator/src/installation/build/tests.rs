@@ -62,6 +62,30 @@ fn only_signers_and_frontends_have_the_bucket() {
 }
 
 #[test]
+fn only_frontends_have_the_secrets_of_forges() {
+    for role in Role::ALL {
+        let secrets = secrets_of(&pod(role));
+        for secret in ["app", "code-bot"] {
+            assert_eq!(secrets.contains(&secret.to_owned()), role == Role::Frontend, "{role:?} {secret}");
+        }
+    }
+    let pod = pod(Role::Frontend);
+    let forges: serde_json::Value =
+        serde_json::from_str(&setting(&pod.containers[0], "FORGES").unwrap()).unwrap();
+    let place = "/run/harmonia-ci/forges";
+    assert_eq!(
+        forges,
+        serde_json::json!([
+            {"name": "github", "type": "github", "app_id": 1234567, "private_key_file": format!("{place}/github/private-key"),
+             "webhook_secret_file": format!("{place}/github/webhook-secret")},
+            {"name": "code", "type": "gitea", "url": "https://code.example.org", "token_file": format!("{place}/code/token"),
+             "webhook_secret_file": format!("{place}/code/webhook-secret")},
+        ])
+    );
+    assert_eq!(setting(&pod.containers[0], "PUBLIC_URL").as_deref(), Some("https://ci.example.org"));
+}
+
+#[test]
 fn every_role_has_its_own_login() {
     for role in Role::ALL {
         let expected = format!("harmonia-ci-database-{}", role.name());

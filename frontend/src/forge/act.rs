@@ -1,0 +1,219 @@
+//! What is done about something that has happened in a repository.
+
+use harmonia_queue::Db;
+use harmonia_queue::branches::{self, PullRequests, Push};
+use harmonia_queue::forges::{self, Consent, Follower, Repository, pull_request_ref};
+use harmonia_service::problem::Problem;
+use harmonia_service::sentence::sentence;
+
+use super::Known;
+use super::call::ForgeError;
+use super::payload::{Event, What};
+
+/// What came of it.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// In words.
+    pub reason: String,
+    /// What is evaluated now.
+    pub evaluations: Vec<i64>,
+    accepted: bool,
+}
+
+impl Outcome {
+    /// Nothing.
+    pub fn ignored(reason: impl Into<String>) -> Self {
+        Self { reason: reason.into(), ..Self::default() }
+    }
+
+    fn evaluated(evaluation: i64) -> Self {
+        Self { reason: "evaluated".to_owned(), evaluations: vec![evaluation], accepted: true }
+    }
+
+    fn noted(reason: impl Into<String>) -> Self {
+        Self { reason: reason.into(), evaluations: Vec::new(), accepted: true }
+    }
+
+    /// Whether it changed anything.
+    pub fn accepted(&self) -> bool {
+        self.accepted
+    }
+
+    /// For every project that a repository has.
+    fn join(self, other: Self) -> Self {
+        let accepted = self.accepted || other.accepted;
+        let reason = if self.accepted || self.reason == other.reason { self.reason } else { other.reason };
+        Self { reason, evaluations: [self.evaluations, other.evaluations].concat(), accepted }
+    }
+}
+
+/// Does what an event asks for.
+pub async fn act(db: &Db, known: &Known, event: Event) -> Result<Outcome, Problem> {
+    let Event { repository, what } = event;
+    if what == What::Nothing {
+        return Ok(Outcome::ignored("nothing that would be built"));
+    }
+    let desk = Desk { db, known, repository: &repository };
+    let mut outcome: Option<Outcome> = None;
+    for follower in forges::followers(db, &known.instance, &repository).await? {
+        let next = desk.act_for(&follower, &what).await?;
+        outcome = Some(match outcome {
+            Some(before) => before.join(next),
+            None => next,
+        });
+    }
+    Ok(outcome.unwrap_or_else(|| Outcome::ignored("no project has this repository")))
+}
+
+struct Desk<'a> {
+    db: &'a Db,
+    known: &'a Known,
+    repository: &'a Repository,
+}
+
+/// A pull request from outside, and the commit of it that may be built.
+struct Outside<'a> {
+    number: i32,
+    head: &'a str,
+}
+
+impl Desk<'_> {
+    async fn act_for(&self, follower: &Follower, what: &What) -> Result<Outcome, Problem> {
+        match what {
+            What::Pushed { branch, commit } => self.pushed(follower, branch, commit).await,
+            What::Deleted { branch } => {
+                let cancelled =
+                    forges::end_branch(self.db, follower.id, branch, "the branch was deleted").await?;
+                Ok(Outcome::noted(format!("the branch is gone, {cancelled} evaluations were cancelled")))
+            }
+            What::Proposed { head, branch, outside: false, .. } => {
+                self.proposed_inside(follower, branch, head).await
+            }
+            What::Proposed { number, head, author, .. } => {
+                let outside = Outside { number: *number, head };
+                self.proposed_outside(follower, &outside, author).await
+            }
+            What::Closed { number } => {
+                let cancelled = forges::close_pull_request(self.db, follower.id, *number).await?;
+                Ok(Outcome::noted(format!("it is closed, {cancelled} evaluations were cancelled")))
+            }
+            What::Asked { number, person, comment, commit } => {
+                self.asked(follower, *number, person, *comment, commit).await
+            }
+            What::Nothing => Ok(Outcome::default()),
+        }
+    }
+
+    async fn pushed(&self, follower: &Follower, branch: &str, commit: &str) -> Result<Outcome, Problem> {
+        if follower.branch.as_deref().is_some_and(|only| only != branch) {
+            return Ok(Outcome::ignored("the project builds another branch"));
+        }
+        let push = Push {
+            project: &follower.name,
+            source: &follower.url,
+            branch,
+            commit,
+            untrusted: false,
+            attrs: &follower.attrs,
+            pull_request: None,
+        };
+        Ok(Outcome::evaluated(branches::push(self.db, &push).await?))
+    }
+
+    /// Its branch is pushed to, which is told too, and maybe later. A word about an older head shall not undo a newer push.
+    async fn proposed_inside(
+        &self,
+        follower: &Follower,
+        branch: &str,
+        head: &str,
+    ) -> Result<Outcome, Problem> {
+        match branches::head(self.db, &follower.name, branch).await? {
+            Some(known) if known != head => {
+                Ok(Outcome::ignored("its branch is known to be at another commit"))
+            }
+            _ => self.pushed(follower, branch, head).await,
+        }
+    }
+
+    async fn proposed_outside(
+        &self,
+        follower: &Follower,
+        outside: &Outside<'_>,
+        author: &str,
+    ) -> Result<Outcome, Problem> {
+        forges::see_pull_request(self.db, follower.id, outside.number, outside.head).await?;
+        let allowed = match follower.pull_requests {
+            PullRequests::All => true,
+            PullRequests::None => false,
+            PullRequests::Collaborators => self.may_write(author).await?,
+        };
+        match (allowed, follower.pull_requests) {
+            (true, _) => self.build(follower, outside).await,
+            (false, PullRequests::None) => {
+                Ok(Outcome::noted("the project builds no pull requests from outside"))
+            }
+            (false, _) => Ok(Outcome::noted("it waits for a collaborator to comment /ci run")),
+        }
+    }
+
+    /// The comment is for the head that its author could see: one that we know of, and that is still the head.
+    async fn asked(
+        &self,
+        follower: &Follower,
+        number: i32,
+        person: &str,
+        comment: i64,
+        commit: &str,
+    ) -> Result<Outcome, Problem> {
+        if follower.pull_requests == PullRequests::None {
+            return Ok(Outcome::ignored("the project builds no pull requests from outside"));
+        }
+        if !self.may_write(person).await? {
+            return Ok(Outcome::ignored("whoever asks may not push to the repository"));
+        }
+        let known = forges::pull_request_head(self.db, follower.id, number).await?;
+        let now = self.known.forge.pull_request(self.repository, number).await.map_err(away)?;
+        if !now.open || !now.outside {
+            return Ok(Outcome::ignored("it is closed, or built when its branch is pushed to"));
+        }
+        if known.as_ref().is_some_and(|known| *known != now.head) || !now.head.starts_with(commit) {
+            return Ok(Outcome::ignored(
+                "another commit was pushed meanwhile: look at it, and comment again",
+            ));
+        }
+        if known.is_none() {
+            forges::see_pull_request(self.db, follower.id, number, &now.head).await?;
+        }
+        let consent = Consent { commit: &now.head, comment, by: person };
+        if !forges::allow_pull_request(self.db, follower.id, number, &consent).await? {
+            return Ok(Outcome::ignored(
+                "another commit was pushed meanwhile, or the comment was used before",
+            ));
+        }
+        self.build(follower, &Outside { number, head: &now.head }).await
+    }
+
+    /// In its own tier, whoever allows it.
+    async fn build(&self, follower: &Follower, outside: &Outside<'_>) -> Result<Outcome, Problem> {
+        let push = Push {
+            project: &follower.name,
+            source: &follower.url,
+            branch: &pull_request_ref(outside.number),
+            commit: outside.head,
+            untrusted: true,
+            attrs: &follower.attrs,
+            pull_request: Some(outside.number),
+        };
+        Ok(Outcome::evaluated(branches::push(self.db, &push).await?))
+    }
+
+    async fn may_write(&self, person: &str) -> Result<bool, Problem> {
+        self.known.forge.may_write(self.repository, person).await.map_err(away)
+    }
+}
+
+fn away(error: ForgeError) -> Problem {
+    let error = sentence(&error);
+    tracing::warn!(error, "a forge could not be asked");
+    Problem::unavailable(format!("the forge could not be asked: {error}; deliver this again"))
+}

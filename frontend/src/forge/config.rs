@@ -1,0 +1,141 @@
+//! Which forges there are.
+
+use std::path::PathBuf;
+
+use harmonia_service::secret::Secret;
+use harmonia_service::settings::{Settings, SettingsError};
+use reqwest::Url;
+use serde::Deserialize;
+
+use super::Forge;
+use super::call::Http;
+use super::gitea::Gitea;
+use super::github::{App, GitHub};
+
+/// The only GitHub whose repositories projects can have.
+const GITHUB: &str = "https://github.com";
+const GITHUB_API: &str = "https://api.github.com";
+
+/// A forge that can be spoken with.
+pub struct Configured {
+    /// As its webhooks are addressed.
+    pub name: String,
+    /// As projects have it.
+    pub instance: String,
+    /// It.
+    pub forge: Box<dyn Forge>,
+}
+
+/// An entry of `[[forges]]`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    name: String,
+    #[serde(rename = "type")]
+    kind: Kind,
+    url: Option<String>,
+    app_id: Option<u64>,
+    private_key_file: Option<PathBuf>,
+    token_file: Option<PathBuf>,
+    webhook_secret_file: PathBuf,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Kind {
+    GitHub,
+    Gitea,
+    Forgejo,
+}
+
+/// All of them.
+pub fn read(settings: &Settings) -> Result<Vec<Configured>, SettingsError> {
+    let Some(text) = settings.get("forges") else { return Ok(Vec::new()) };
+    let entries: Vec<Entry> =
+        serde_json::from_str(text).map_err(|error| wrong(text, format!("cannot be used: {error}")))?;
+    let mut all: Vec<Configured> = Vec::new();
+    for entry in entries {
+        let name = entry.name.clone();
+        let configured = configure(entry).map_err(|why| wrong(&name, why))?;
+        if all.iter().any(|other| other.name == name || other.instance == configured.instance) {
+            return Err(wrong(&name, "is there twice, by its name or by its address: keep one".to_owned()));
+        }
+        all.push(configured);
+    }
+    Ok(all)
+}
+
+fn wrong(value: &str, why: String) -> SettingsError {
+    SettingsError::Invalid { key: "forges", value: value.to_owned(), why }
+}
+
+fn configure(entry: Entry) -> Result<Configured, String> {
+    let Entry { name, kind, url, app_id, private_key_file, token_file, webhook_secret_file } = entry;
+    let fits = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    if name.is_empty() || name.len() > 63 || !name.bytes().all(fits) {
+        return Err("is no name of a forge: it is part of an address, so use a-z, 0-9 and -".to_owned());
+    }
+    let secret = Secret::File(webhook_secret_file);
+    let http = |url: &str| address(url).map(Http::new);
+    match kind {
+        Kind::GitHub => {
+            let (Some(id), Some(key), None) = (app_id, private_key_file, token_file) else {
+                return Err(
+                    "is a GitHub App: give it app_id and private_key_file, and no token_file".to_owned()
+                );
+            };
+            let app = App::new(id, Secret::File(key), http(url.as_deref().unwrap_or(GITHUB_API))?);
+            Ok(Configured { name, instance: GITHUB.to_owned(), forge: Box::new(GitHub::new(app, secret)) })
+        }
+        Kind::Gitea | Kind::Forgejo => {
+            let (Some(url), Some(token), None, None) = (url, token_file, app_id, private_key_file) else {
+                return Err(
+                    "is a Gitea or Forgejo: give it url and token_file, neither app_id nor private_key_file"
+                        .to_owned(),
+                );
+            };
+            let instance = url.trim_end_matches('/').to_lowercase();
+            let forge = Box::new(Gitea::new(http(&url)?, Secret::File(token), secret));
+            Ok(Configured { name, instance, forge })
+        }
+    }
+}
+
+fn address(text: &str) -> Result<Url, String> {
+    let url = Url::parse(text).ok().filter(|url| matches!(url.scheme(), "http" | "https"));
+    url.ok_or_else(|| format!("has the url {text:?}, which is none: write https://host"))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Vec<Configured>, String> {
+        super::read(&Settings::default().with("forges", text)).map_err(|error| error.to_string())
+    }
+
+    fn refused(text: &str) -> String {
+        read(text).err().unwrap()
+    }
+
+    const GITEA: &str = r#"{"name": "code", "type": "gitea", "url": "https://Code.example.org/", "token_file": "/t", "webhook_secret_file": "/w"}"#;
+    const HUB: &str = r#"{"name": "github", "type": "github", "app_id": 7, "private_key_file": "/k", "webhook_secret_file": "/w"}"#;
+
+    #[test]
+    fn both_kinds_are_known_by_their_instances() {
+        let all = read(&format!("[{GITEA}, {HUB}]")).unwrap();
+        let known: Vec<_> = all.iter().map(|one| (one.name.as_str(), one.instance.as_str())).collect();
+        assert_eq!(known, [("code", "https://code.example.org"), ("github", "https://github.com")]);
+    }
+
+    #[test]
+    fn what_is_missing_or_too_much_is_named() {
+        assert!(refused(&format!("[{}]", GITEA.replace("/t", "/t\", \"app_id\": \"7"))).contains("app_id"));
+        assert!(refused(&format!("[{}]", HUB.replace(r#""app_id": 7, "#, ""))).contains("give it app_id"));
+        assert!(refused(&format!("[{}]", GITEA.replace("token_file", "tokenfile"))).contains("tokenfile"));
+        assert!(refused(&format!("[{}]", GITEA.replace("https://", "ssh://"))).contains("https://host"));
+        assert!(refused(&format!("[{}]", GITEA.replace("\"code\"", "\"a/b\""))).contains("a-z"));
+        assert!(refused(&format!("[{GITEA}, {GITEA}]")).contains("twice"));
+    }
+}

@@ -1,0 +1,149 @@
+//! GitHub, as an App.
+
+mod app;
+
+use async_trait::async_trait;
+use axum::http::{HeaderMap, StatusCode};
+use harmonia_queue::forges::Repository;
+use harmonia_service::secret::{Secret, SecretError};
+use reqwest::{Method, RequestBuilder};
+use serde::Deserialize;
+
+pub use app::App;
+
+use super::call::{ForgeError, ask, send};
+use super::gitea::word;
+use super::payload::{self, Event, Unreadable, is_outside};
+use super::words::Status;
+use super::{Forge, Heads, PullRequest, signature};
+
+/// Branches on a page, at most.
+const PAGE: usize = 100;
+/// More branches than this are not looked at.
+const PAGES: usize = 50;
+
+/// github.com.
+pub struct GitHub {
+    app: App,
+    webhook_secret: Secret,
+}
+
+#[derive(Deserialize)]
+struct Permission {
+    permission: String,
+}
+
+#[derive(Deserialize)]
+struct Project {
+    default_branch: String,
+}
+
+#[derive(Deserialize)]
+struct Branch {
+    name: String,
+    commit: Commit,
+}
+
+#[derive(Deserialize)]
+struct Commit {
+    sha: String,
+}
+
+#[derive(Deserialize)]
+struct Proposal {
+    state: String,
+    head: Side,
+    base: Side,
+}
+
+#[derive(Deserialize)]
+struct Side {
+    sha: String,
+    repo: Option<Numbered>,
+}
+
+#[derive(Deserialize)]
+struct Numbered {
+    id: i64,
+}
+
+impl GitHub {
+    /// The App that people install into their repositories.
+    pub fn new(app: App, webhook_secret: Secret) -> Self {
+        Self { app, webhook_secret }
+    }
+
+    async fn request(
+        &self,
+        method: Method,
+        repository: &Repository,
+        path: &[&str],
+        page: &[(&str, usize)],
+    ) -> Result<RequestBuilder, ForgeError> {
+        let token = self.app.token(repository).await?;
+        let root = ["repos", repository.owner.as_str(), repository.name.as_str()];
+        Ok(self.app.request(method, &[&root[..], path].concat(), page).bearer_auth(token))
+    }
+}
+
+#[async_trait]
+impl Forge for GitHub {
+    fn verify(&self, headers: &HeaderMap, body: &[u8]) -> Result<bool, SecretError> {
+        let signature = word(headers, "x-hub-signature-256").and_then(|text| text.strip_prefix("sha256="));
+        signature::fits(&self.webhook_secret, body, signature)
+    }
+
+    fn parse(&self, headers: &HeaderMap, body: &[u8]) -> Result<Event, Unreadable> {
+        payload::parse(word(headers, "x-github-event"), body)
+    }
+
+    fn delivery(&self, headers: &HeaderMap) -> Option<String> {
+        word(headers, "x-github-delivery").map(str::to_owned)
+    }
+
+    async fn report(
+        &self,
+        repository: &Repository,
+        commit: &str,
+        status: &Status,
+        page: &str,
+    ) -> Result<(), ForgeError> {
+        let request = self.request(Method::POST, repository, &["statuses", commit], &[]).await?;
+        send(request.json(&status.document(page))).await.map(drop)
+    }
+
+    async fn may_write(&self, repository: &Repository, person: &str) -> Result<bool, ForgeError> {
+        let path = ["collaborators", person, "permission"];
+        let answer = ask::<Permission>(self.request(Method::GET, repository, &path, &[]).await?).await;
+        match answer {
+            Ok(found) => Ok(["admin", "write"].contains(&found.permission.as_str())),
+            Err(ForgeError::Refused { status: StatusCode::NOT_FOUND, .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn pull_request(&self, repository: &Repository, number: i32) -> Result<PullRequest, ForgeError> {
+        let path = ["pulls", &number.to_string()];
+        let Proposal { state, head, base } =
+            ask(self.request(Method::GET, repository, &path, &[]).await?).await?;
+        let id = |side: &Side| side.repo.as_ref().map(|repo| repo.id);
+        let outside = is_outside(id(&head), id(&base));
+        Ok(PullRequest { head: head.sha, open: state == "open", outside })
+    }
+
+    async fn heads(&self, repository: &Repository) -> Result<Heads, ForgeError> {
+        let Project { default_branch } = ask(self.request(Method::GET, repository, &[], &[]).await?).await?;
+        let mut branches = Vec::new();
+        for page in 1..=PAGES {
+            let page = [("page", page), ("per_page", PAGE)];
+            let request = self.request(Method::GET, repository, &["branches"], &page).await?;
+            let found: Vec<Branch> = ask(request).await?;
+            let whole = found.len() < PAGE;
+            branches.extend(found.into_iter().map(|branch| (branch.name, branch.commit.sha)));
+            if whole {
+                break;
+            }
+        }
+        Ok(Heads { default: default_branch, branches })
+    }
+}
