@@ -1,4 +1,4 @@
-//! The frontend: the API and the cache gateway. `/api` is for people and programs. `/cache` is a binary cache for Nix: small
+//! The frontend: the web pages, the API and the cache gateway. `/` is for people, `/api` for programs and people. `/cache` is a binary cache for Nix: small
 //! objects are answered from the bucket, NARs by a redirect to it, so that none of their bytes passes through this process.
 
 mod admit;
@@ -6,6 +6,7 @@ mod answer;
 mod api;
 mod count;
 mod error;
+mod escape;
 mod find;
 mod gauge;
 mod key;
@@ -15,6 +16,7 @@ mod register;
 mod remember;
 mod shelf;
 mod unpack;
+mod web;
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -42,11 +44,12 @@ use find::Finder;
 use public_keys::PublicKeys;
 use register::Registration;
 use shelf::Shelf;
+use web::{Live, Shared, Web};
 
 /// Reached from this machine only, unless the settings say more.
 const LISTEN: &str = "127.0.0.1:7777";
 /// Those who check tokens never wait for those who answer; one more is for the registry, one for the gauges.
-const CONNECTIONS: u32 = admit::ASKING as u32 + api::ASKING as u32 + 2;
+const CONNECTIONS: u32 = admit::ASKING as u32 + api::ASKING as u32 + web::ASKING as u32 + 2;
 
 /// Serves until `stop` ends.
 pub async fn run(
@@ -66,6 +69,7 @@ pub struct Frontend {
     db: Db,
     direct_url: String,
     hub: Arc<Hub>,
+    live: Arc<Live>,
     gauges: Gauges,
     closing: watch::Sender<bool>,
 }
@@ -83,13 +87,14 @@ impl Frontend {
         let admission = Arc::new(Admission::new(db.clone(), anonymous));
         let shelf = Shelf::new(bucket.clone());
         let (hub, (closing, closed)) = (Arc::new(Hub::new()), watch::channel(false));
-        let api = Api::new(admission.clone(), db.clone(), shelf.clone(), hub.clone(), closed);
+        let api = Api::new(admission.clone(), db.clone(), shelf.clone(), hub.clone(), closed.clone());
+        let public_keys = PublicKeys::new(settings, finder.clone())?;
         let gateway = Gateway {
-            admission,
-            public_keys: PublicKeys::new(settings, finder.clone())?,
+            admission: admission.clone(),
+            public_keys: public_keys.clone(),
             finder,
             info: answer::cache_info(settings.parse("cache_priority")?),
-            shelf,
+            shelf: shelf.clone(),
             bucket: bucket.clone(),
             counts,
         };
@@ -99,12 +104,35 @@ impl Frontend {
             .await
             .map_err(|source| FrontendError::Bind { address: listen.to_owned(), source })?;
         let url = serve::own_url(settings, address)?;
+        let shared = Shared {
+            admission,
+            db: db.clone(),
+            shelf,
+            public_keys,
+            hub: hub.clone(),
+            closing: closed,
+            url: url.clone(),
+        };
+        let web = Web::new(shared, settings)?;
+        let live = web.live();
         let health = Health::new(metrics, &register::CONDITIONS);
         let registration = Registration::new(url, db.clone(), bucket, health.clone());
-        let router = api.routes().merge(gateway.routes()).merge(health.routes());
+        let router = api.routes().merge(web.routes()).merge(gateway.routes()).merge(health.routes());
         let direct_url = direct_url(settings)?;
         let settings = settings.clone();
-        Ok(Self { listener, address, router, registration, settings, db, direct_url, hub, gauges, closing })
+        Ok(Self {
+            listener,
+            address,
+            router,
+            registration,
+            settings,
+            db,
+            direct_url,
+            hub,
+            live,
+            gauges,
+            closing,
+        })
     }
 
     /// Where it listens.
@@ -126,6 +154,7 @@ impl Frontend {
             never = self.registration.keep() => match never {},
             never = database::follow(&self.settings, &self.db) => match never {},
             never = self.hub.listen(&self.direct_url) => match never {},
+            never = self.live.run() => match never {},
             never = self.gauges.follow(&self.db) => match never {},
         };
         self.registration.leave().await;

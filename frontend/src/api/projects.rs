@@ -12,6 +12,8 @@ use harmonia_service::api::{Changed, Project, ProjectChange};
 use harmonia_service::problem::Problem;
 use harmonia_service::quantity::Span;
 
+use crate::escape::escape;
+
 use super::ask::{Admin, Body, Name, Reader};
 use super::openapi::{Objections, Refusals};
 use super::{Api, words};
@@ -38,15 +40,19 @@ pub async fn add(
         .name
         .clone()
         .ok_or_else(|| Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "a project needs a `name`"))?;
-    words::name("a project", &name)?;
-    let db = api.db().await;
-    if projects::get(&db, &name).await?.is_some() {
+    let project = make(&*api.db().await, &name, &change).await?;
+    Ok((StatusCode::CREATED, [(header::LOCATION, location(&name))], Json(project)))
+}
+
+/// A project that is not there yet.
+pub async fn make(db: &Db, name: &str, change: &ProjectChange) -> Result<Project, Problem> {
+    words::name("a project", name)?;
+    if projects::get(db, name).await?.is_some() {
         return Err(Problem::conflict(format!(
             "there is a project {name} already: PATCH /api/projects/{name} changes it"
         )));
     }
-    let project = put(&db, changed(people::Project::new(&name), &change)?).await?;
-    Ok((StatusCode::CREATED, [(header::LOCATION, location(&name))], Json(project)))
+    put(db, changed(people::Project::new(name), change)?).await
 }
 
 /// Change a project; what is left out stays as it is
@@ -59,13 +65,17 @@ pub async fn change(
     Name(name): Name,
     Body(change): Body<ProjectChange>,
 ) -> Result<Json<Project>, Problem> {
+    Ok(Json(alter(&*api.db().await, &name, &change).await?))
+}
+
+/// What is not said stays.
+pub async fn alter(db: &Db, name: &str, change: &ProjectChange) -> Result<Project, Problem> {
     if change.name.as_ref().is_some_and(|other| *other != name) {
         return Err(Problem::bad_request("a project keeps its name: make another, and remove this one"));
     }
-    let db = api.db().await;
-    let project = projects::get(&db, &name).await?.ok_or_else(|| unknown(&name))?;
+    let project = projects::get(db, name).await?.ok_or_else(|| unknown(name))?;
     let project = people::Project {
-        name: &name,
+        name,
         shares: project.shares,
         max_concurrent: project.max_concurrent,
         pools: project.pools,
@@ -73,7 +83,7 @@ pub async fn change(
         paused: project.paused,
         retention: project.retention,
     };
-    Ok(Json(put(&db, changed(project, &change)?).await?))
+    put(db, changed(project, change)?).await
 }
 
 /// Cancel a project's evaluations and hide it; its history stays
@@ -133,14 +143,8 @@ fn unknown(name: &str) -> Problem {
     Problem::not_found(format!("there is no project {name}"))
 }
 
-/// The name may have anything that can be typed.
 fn location(name: &str) -> String {
-    name.bytes().fold("/api/projects/".to_owned(), |path, byte| match byte {
-        b'0'..=b'9' | b'A'..=b'Z' | b'a'..=b'z' | b'-' | b'.' | b'_' | b'~' => {
-            path + &char::from(byte).to_string()
-        }
-        _ => format!("{path}%{byte:02X}"),
-    })
+    format!("/api/projects/{}", escape(name))
 }
 
 fn shown(found: projects::Project) -> Project {
