@@ -43,6 +43,14 @@
     if (lines.id === 'lines' && box) box.checked = lines.scrollHeight - lines.scrollTop - lines.clientHeight < 40;
   };
 
+  // A build that has begun or ended has another log.
+  const renew = () => {
+    const [shown, due] = [document.querySelector('#log'), document.querySelector('#log-of')];
+    if (!shown || !due || shown.dataset.log === due.dataset.log) return;
+    shown.dataset.log = due.dataset.log;
+    htmx.ajax('GET', location.pathname, { target: '#log', select: '#log', swap: 'outerHTML' });
+  };
+
   // The line that the address names.
   const point = () => {
     all('.l.here', (line) => line.classList.remove('here'));
@@ -51,7 +59,7 @@
   };
 
   document.addEventListener('DOMContentLoaded', () => { again(); follow(); point(); });
-  document.addEventListener('htmx:afterSettle', (event) => { if (event.target.id === 'content') again(); });
+  document.addEventListener('htmx:afterSettle', (event) => { if (event.target.id === 'content') { again(); renew(); } });
   document.addEventListener('htmx:sseMessage', follow);
   document.addEventListener('scroll', reading, true);
   addEventListener('hashchange', point);

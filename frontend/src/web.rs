@@ -119,7 +119,7 @@ impl Web {
             live: Arc::new(Live::new(db.clone(), hub)),
             oidc: Oidc::new(settings, &url)?,
             keys: Keys::new(db.clone()),
-            asking: Semaphore::new(ASKING),
+            asking: Semaphore::new(ASKING - 1),
             requests: Semaphore::new(REQUESTS),
             watches: Watches::default(),
             streams: Streams::new(closing, FOLLOWERS),

@@ -110,6 +110,7 @@ impl Seen {
                 section { h2 { "Needs " (up_to(self.inputs.1, NEIGHBOURS)) } (near(&self.inputs.0, self.inputs.1)) }
                 section { h2 { "Needed by " (up_to(self.dependents.1, NEIGHBOURS)) } (near(&self.dependents.0, self.dependents.1)) }
             }
+            span #log-of data-log=(log_of(build, &self.attempts)) hidden {}
             section { h2 { "Wanted by" } (wants(&self.wants)) }
         }
     }
@@ -205,6 +206,15 @@ fn wants(wants: &[Want]) -> Markup {
     }
 }
 
+/// Which log the page should show: when this is another one than it does, it asks for that.
+fn log_of(build: &Build, attempts: &[Attempt]) -> String {
+    match attempts.last() {
+        Some(last) if !build.is_open() => last.id.to_string(),
+        _ if build.is_open() => "live".to_owned(),
+        _ => "none".to_owned(),
+    }
+}
+
 /// The end of its log: followed while it is open, read from the archive afterwards.
 async fn log(web: &Web, build: &Build, attempts: &[Attempt]) -> Result<Markup, Trouble> {
     let id = build.id;
@@ -212,14 +222,13 @@ async fn log(web: &Web, build: &Build, attempts: &[Attempt]) -> Result<Markup, T
         if build.is_open() { None } else { web.archived(build, attempts, None, &Part::End(END)).await? };
     let begun = watch::now(web, build).await?;
     Ok(html! {
-        section #log {
+        section #log data-log=(log_of(build, attempts)) {
             h2 { "Log" }
             @if build.is_open() {
                 p.legend { label { input #follow type="checkbox" checked; " Follow" } " · " span #log-state { "as it is written" } }
                 div hx-ext="sse" sse-connect=(format!("/builds/{id}/log/live")) sse-close="end" {
                     div hidden sse-swap="whole" hx-target="#lines" hx-swap="innerHTML" {}
                     div hidden sse-swap="lines" hx-target="#lines" hx-swap="beforeend" {}
-                    div hidden hx-get=(format!("/builds/{id}")) hx-trigger="sse:end" hx-select="#log" hx-target="#log" hx-swap="outerHTML" {}
                     div.log.live #lines role="log" aria-label="Log" tabindex="0" { (PreEscaped(begun)) }
                 }
             } @else if let Some((attempt, window)) = archived {

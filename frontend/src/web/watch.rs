@@ -127,8 +127,12 @@ impl Watch {
     }
 }
 
+/// What has no data is no event: even a log without lines begins with something.
 fn whole(seen: &Seen) -> Event {
-    Event::default().event("whole").data(seen.lines.iter().flat_map(|line| line.chars()).collect::<String>())
+    let begin = std::iter::once("<!---->");
+    Event::default()
+        .event("whole")
+        .data(begin.chain(seen.lines.iter().map(String::as_str)).collect::<String>())
 }
 
 /// The lines that are known of what runs, for a page that is loaded now.

@@ -18,7 +18,7 @@ pub async fn open_desk() -> Desk {
 async fn every_page_is_there_and_says_what_it_should() {
     let desk = open_desk().await;
     let evaluation = desk.farm.queue("main", &[("leaf", &[]), ("top", &["leaf"])]).await;
-    let (leaf, top) = (evaluation.jobs["leaf"], evaluation.jobs["top"]);
+    let (leaf, top) = (evaluation["leaf"], evaluation["top"]);
     desk.farm.claim(&desk.node).await;
     let reader = Reader::new(&desk);
     for (path, words) in [
@@ -89,14 +89,14 @@ async fn a_failure_names_its_root_and_shows_its_log() {
     desk.node.fail(claim.fence, Failure::BuildError, "exit 3").await.unwrap();
     desk.farm.settle().await;
     let reader = Reader::new(&desk);
-    let victim = reader.page(&format!("/builds/{}", evaluation.jobs["victim"])).await;
+    let victim = reader.page(&format!("/builds/{}", evaluation["victim"])).await;
     assert!(victim.contains("The root of it") && victim.contains("exit 3"), "{victim}");
-    let culprit = reader.page(&format!("/builds/{}", evaluation.jobs["culprit"])).await;
+    let culprit = reader.page(&format!("/builds/{}", evaluation["culprit"])).await;
     assert!(
         culprit.contains("<span class=\"f1\">broken</span>") && culprit.contains("id=\"L2\""),
         "{culprit}"
     );
-    let found = reader.page(&format!("/builds/{}/log?find=BROKEN", evaluation.jobs["culprit"])).await;
+    let found = reader.page(&format!("/builds/{}/log?find=BROKEN", evaluation["culprit"])).await;
     assert!(found.contains("1 lines with") && found.contains("&amp;line=2#L2"), "{found}");
 }
 
