@@ -8,11 +8,11 @@ use harmonia_service::api::LogPiece;
 use reqwest::{Response, header};
 use tokio::time::{sleep, timeout};
 
-use crate::ansi::Filter;
 use crate::client::{ApiError, Client, Farm};
 use crate::outcome::Failure;
 use crate::sse::{Event, Reader};
 use crate::{style, target};
+use harmonia_service::ansi::Filter;
 
 /// Whoever does not follow has heard all there is when nothing more comes for so long.
 const QUIET: Duration = Duration::from_millis(1500);

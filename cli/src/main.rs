@@ -1,6 +1,5 @@
 //! `harmonia-ci`: the person's tool and every role of the build farm.
 
-mod ansi;
 mod audit;
 mod builder;
 mod cache;
@@ -18,7 +17,6 @@ mod key;
 mod logs;
 mod manual;
 mod migrate;
-mod moment;
 mod nodes;
 mod operator;
 mod outcome;

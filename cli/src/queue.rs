@@ -6,10 +6,10 @@ use clap::Args;
 use harmonia_service::api::{Build, Queue, Ready};
 
 use crate::client::Farm;
-use crate::moment::short;
 use crate::outcome::Failure;
 use crate::output::Output;
 use crate::table::{self, table};
+use harmonia_service::moment::short;
 
 /// Show what runs and what comes next, in the order in which builders take it
 #[derive(Args)]

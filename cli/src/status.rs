@@ -4,11 +4,11 @@ use clap::Args;
 use harmonia_service::api::{Attribute, Build, BuildCounts, Evaluation, EvaluationDetail, Page};
 
 use crate::client::{ApiError, Client, Farm};
-use crate::moment::ago;
 use crate::outcome::Failure;
 use crate::output::Output;
 use crate::table::{self, table};
 use crate::{style, wait};
+use harmonia_service::moment::ago;
 
 /// Evaluations in the list.
 const LATEST: usize = 20;

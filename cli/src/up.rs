@@ -143,7 +143,7 @@ impl Plan {
     ) -> Result<Infallible, UpError> {
         let (layout, listen) = (&self.layout, self.listen);
         let bucket = s3::start(layout, supervisor, self.arguments.s3.as_deref(), (listen.ip(), &self.host))?;
-        let ((), daemon) =
+        let (once, daemon) =
             tokio::try_join!(self.database(supervisor, terminal), self.daemon(supervisor, terminal))?;
         drop(port);
         let farm = roles::Farm {
@@ -159,12 +159,12 @@ impl Plan {
         leader.get_or_init(|| started);
         ready::ready(layout, supervisor, terminal, &roles).await?;
         report::write_local(&self.local_url, &layout.path("token"))?;
-        terminal.say(&self.report(&daemon));
+        terminal.say(&self.report(&daemon, &once));
         std::future::pending().await
     }
 
-    /// A database with all that roles need.
-    async fn database(&self, supervisor: &Supervisor, terminal: &Terminal) -> Result<(), UpError> {
+    /// A database with all that roles need, and a way into the web pages that works once.
+    async fn database(&self, supervisor: &Supervisor, terminal: &Terminal) -> Result<String, UpError> {
         let database = match &self.arguments.database {
             Some(url) => postgres::Database { admin_url: url.clone() },
             None => postgres::start(&self.layout, supervisor).await?,
@@ -175,7 +175,7 @@ impl Plan {
             prepare::builder_netrc(&self.layout, &database, &roles::local(self.listen).ip().to_string())
                 .await?;
         }
-        Ok(())
+        prepare::invite(&database).await
     }
 
     /// A daemon to build with.
@@ -199,7 +199,7 @@ impl Plan {
         self.listen.ip().is_loopback()
     }
 
-    fn report(&self, daemon: &nix::Daemon) -> String {
+    fn report(&self, daemon: &nix::Daemon, once: &str) -> String {
         let (token, logs) = (self.layout.path("token"), self.layout.path("log"));
         let public_key = self.key.public_text();
         let report = Report {
@@ -208,6 +208,7 @@ impl Plan {
             logs: &logs,
             public_key: &public_key,
             daemon,
+            once,
             open: self.is_open(),
         };
         report.text()

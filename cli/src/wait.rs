@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use harmonia_service::api::{Evaluation, EvaluationDetail, EvaluationStatus};
 
 use crate::client::Client;
-use crate::moment::short;
 use crate::outcome::Failure;
 use crate::output::Output;
 use crate::{status, table};
+use harmonia_service::moment::short;
 
 /// How often the farm is asked.
 const LOOK: Duration = Duration::from_millis(500);

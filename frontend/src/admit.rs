@@ -51,6 +51,11 @@ impl Admission {
         Self { db, anonymous, good, refused, asking: Semaphore::new(ASKING) }
     }
 
+    /// Whether whoever only looks needs no token.
+    pub fn is_open(&self) -> bool {
+        self.anonymous
+    }
+
     /// Lets a reader of the cache in. Fails closed: who cannot be checked does not come in. A token of any scope reads.
     pub async fn admit(&self, headers: &HeaderMap) -> Result<(), Problem> {
         if self.anonymous {

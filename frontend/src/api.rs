@@ -12,13 +12,13 @@ mod limits;
 mod log;
 mod nodes;
 mod openapi;
-mod page;
+pub mod page;
 mod projects;
 mod queue;
 mod stream;
 mod tokens;
 mod utf8;
-mod words;
+pub mod words;
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -34,11 +34,20 @@ use utoipa_axum::routes;
 use crate::admit::Admission;
 use crate::shelf::Shelf;
 
+pub use ask::{Name, Number, Query};
+pub use builds::known as known_build;
+pub use evals::{end as end_evaluation, repeat as repeat_evaluation};
 pub use hub::Hub;
-use stream::Streams;
+pub use log::object as log_object;
+pub use nodes::{REASON as DRAINED_BY_HAND, node as node_number};
+pub use projects::{alter as alter_project, make as make_project};
+pub use stream::Streams;
+pub use tokens::make as make_token;
 
 /// Questions of the API to the database at once. Other connections are left to those who check tokens.
 pub const ASKING: usize = 8;
+/// Clients that are told what happens, at once.
+const FOLLOWERS: usize = 500;
 
 /// What answers are made of.
 pub struct Api {
@@ -75,7 +84,7 @@ impl Api {
         closing: watch::Receiver<bool>,
     ) -> Self {
         let (asking, requests) = (Semaphore::new(ASKING), Semaphore::new(limits::REQUESTS));
-        Self { admission, db, asking, requests, shelf, hub, streams: Streams::new(closing) }
+        Self { admission, db, asking, requests, shelf, hub, streams: Streams::new(closing, FOLLOWERS) }
     }
 
     async fn db(&self) -> Turn<'_> {

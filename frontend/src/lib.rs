@@ -1,4 +1,4 @@
-//! The frontend: the API, the webhooks and statuses of forges, and the cache gateway. `/api` is for people and programs. `/cache` is a binary cache for Nix: small
+//! The frontend: the web pages, the API, the webhooks and statuses of forges, and the cache gateway. `/` is for people, `/api` for programs and people. `/cache` is a binary cache for Nix: small
 //! objects are answered from the bucket, NARs by a redirect to it, so that none of their bytes passes through this process.
 
 mod admit;
@@ -6,6 +6,7 @@ mod answer;
 mod api;
 mod count;
 mod error;
+mod escape;
 mod find;
 mod forge;
 mod gauge;
@@ -16,6 +17,7 @@ mod register;
 mod remember;
 mod shelf;
 mod unpack;
+mod web;
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -45,11 +47,13 @@ use forge::Forges;
 use public_keys::PublicKeys;
 use register::Registration;
 use shelf::Shelf;
+use web::{Live, Shared, Web};
 
 /// Reached from this machine only, unless the settings say more.
 const LISTEN: &str = "127.0.0.1:7777";
 /// Those who check tokens never wait for those who answer; one more is for the registry, one for the gauges.
-const CONNECTIONS: u32 = admit::ASKING as u32 + api::ASKING as u32 + 2 + forge::CONNECTIONS;
+const CONNECTIONS: u32 =
+    admit::ASKING as u32 + api::ASKING as u32 + web::ASKING as u32 + forge::CONNECTIONS + 2;
 
 /// Serves until `stop` ends.
 pub async fn run(
@@ -70,6 +74,7 @@ pub struct Frontend {
     direct_url: String,
     hub: Arc<Hub>,
     forges: Arc<Forges>,
+    live: Arc<Live>,
     gauges: Gauges,
     closing: watch::Sender<bool>,
 }
@@ -88,13 +93,14 @@ impl Frontend {
         let admission = Arc::new(Admission::new(db.clone(), anonymous));
         let shelf = Shelf::new(bucket.clone());
         let (hub, (closing, closed)) = (Arc::new(Hub::new()), watch::channel(false));
-        let api = Api::new(admission.clone(), db.clone(), shelf.clone(), hub.clone(), closed);
+        let api = Api::new(admission.clone(), db.clone(), shelf.clone(), hub.clone(), closed.clone());
+        let public_keys = PublicKeys::new(settings, finder.clone())?;
         let gateway = Gateway {
-            admission,
-            public_keys: PublicKeys::new(settings, finder.clone())?,
+            admission: admission.clone(),
+            public_keys: public_keys.clone(),
             finder,
             info: answer::cache_info(settings.parse("cache_priority")?),
-            shelf,
+            shelf: shelf.clone(),
             bucket: bucket.clone(),
             counts,
         };
@@ -106,9 +112,25 @@ impl Frontend {
         let url = serve::own_url(settings, address)?;
         let public_url = settings.get("public_url").map_or(url.as_str(), |url| url.trim_end_matches('/'));
         let forges = Arc::new(Forges::new(settings, db.clone(), public_url, forge_counts)?);
+        let shared = Shared {
+            admission,
+            db: db.clone(),
+            shelf,
+            public_keys,
+            hub: hub.clone(),
+            closing: closed,
+            url: public_url.to_owned(),
+        };
+        let web = Web::new(shared, settings)?;
+        let live = web.live();
         let health = Health::new(metrics, &register::CONDITIONS);
         let registration = Registration::new(url, db.clone(), bucket, health.clone());
-        let router = api.routes().merge(forges.routes()).merge(gateway.routes()).merge(health.routes());
+        let router = api
+            .routes()
+            .merge(web.routes())
+            .merge(forges.routes())
+            .merge(gateway.routes())
+            .merge(health.routes());
         let direct_url = direct_url(settings)?;
         let settings = settings.clone();
         Ok(Self {
@@ -121,6 +143,7 @@ impl Frontend {
             direct_url,
             hub,
             forges,
+            live,
             gauges,
             closing,
         })
@@ -145,6 +168,7 @@ impl Frontend {
             never = self.registration.keep() => match never {},
             never = database::follow(&self.settings, &self.db) => match never {},
             never = self.hub.listen(&self.direct_url) => match never {},
+            never = self.live.run() => match never {},
             never = self.gauges.follow(&self.db) => match never {},
             never = self.forges.speak() => match never {},
         };

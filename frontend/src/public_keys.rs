@@ -27,6 +27,11 @@ pub struct PublicKey {
 }
 
 impl PublicKey {
+    /// As a `nix.conf` has it.
+    fn line(&self) -> String {
+        format!("{}:{}", self.name, self.key)
+    }
+
     /// Reads `name:base64`.
     fn parse(text: &str) -> Option<Self> {
         let (name, key) = text.split_once(':')?;
@@ -36,6 +41,7 @@ impl PublicKey {
 }
 
 /// Where the keys are known from.
+#[derive(Clone)]
 pub struct PublicKeys {
     set: Option<Vec<PublicKey>>,
     finder: Finder,
@@ -47,12 +53,17 @@ impl PublicKeys {
         Ok(Self { set: settings.get("public_keys").map(parse_setting).transpose()?, finder })
     }
 
+    /// The keys as a `nix.conf` has them, if they are known.
+    pub async fn lines(&self) -> Vec<String> {
+        let keys = self.list().await.unwrap_or_default();
+        keys.iter().map(PublicKey::line).collect()
+    }
+
     /// JSON, or the lines that a `nix.conf` takes for who asks for text.
     pub async fn answer(&self, headers: &HeaderMap) -> Response {
         match self.list().await {
             Ok(keys) if wants_text(headers) => {
-                let lines: String = keys.iter().map(|key| format!("{}:{}\n", key.name, key.key)).collect();
-                lines.into_response()
+                keys.iter().map(|key| key.line() + "\n").collect::<String>().into_response()
             }
             Ok(keys) => Json(keys).into_response(),
             Err(problem) => problem.into_response(),

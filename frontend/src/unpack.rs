@@ -24,13 +24,18 @@ pub fn permits() -> Arc<Semaphore> {
     Arc::new(Semaphore::new(AT_ONCE))
 }
 
-/// Whether the client says that it can unpack by itself.
+/// Whether the client says that it can unpack a log by itself.
 pub fn accepts_zstd(headers: &HeaderMap) -> bool {
+    accepts(headers, "zstd")
+}
+
+/// Whether the client says that it knows this coding.
+pub fn accepts(headers: &HeaderMap, known: &str) -> bool {
     let values = headers.get_all(header::ACCEPT_ENCODING).into_iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|value| value.split(',')).any(|word| {
         let (coding, weight) = word.split_once(';').unwrap_or((word, "q=1"));
         let refused = weight.trim().strip_prefix("q=").is_some_and(|q| q.parse() == Ok(0.0));
-        coding.trim().eq_ignore_ascii_case("zstd") && !refused
+        coding.trim().eq_ignore_ascii_case(known) && !refused
     })
 }
 

@@ -249,13 +249,23 @@ pub async fn get(db: &Db, id: i64) -> Result<Option<Evaluation>> {
 /// Evaluations, the newest first.
 pub async fn list(db: &Db, filter: &Filter<'_>, limit: i64) -> Result<Vec<Evaluation>> {
     // Those of the page first: what is counted for each is not counted for the others.
-    let text = format!(
-        "SELECT {COLUMNS} WHERE e.id = ANY (ARRAY(SELECT l.id FROM ci.evaluation l JOIN ci.project q ON q.id = l.project_id
-           WHERE ($1::text IS NULL OR q.name = $1) AND ($2::text IS NULL OR l.branch = $2) AND ($3::bigint IS NULL OR l.id < $3)
-           ORDER BY l.id DESC LIMIT $4)) ORDER BY e.id DESC"
+    of(db, &numbers(db, filter, limit).await?).await
+}
+
+/// Only their numbers.
+pub async fn numbers(db: &Db, filter: &Filter<'_>, limit: i64) -> Result<Vec<i64>> {
+    let query = sqlx::query(
+        "SELECT e.id FROM ci.evaluation e JOIN ci.project p ON p.id = e.project_id
+         WHERE ($1::text IS NULL OR p.name = $1) AND ($2::text IS NULL OR e.branch = $2) AND ($3::bigint IS NULL OR e.id < $3)
+         ORDER BY e.id DESC LIMIT $4",
     );
-    let query = sqlx::query(sqlx::AssertSqlSafe(text)).bind(filter.project).bind(filter.branch);
-    let rows = db.rows(query.bind(filter.before).bind(limit)).await?;
+    db.column(query.bind(filter.project).bind(filter.branch).bind(filter.before).bind(limit)).await
+}
+
+/// The evaluations with these numbers, the newest first.
+pub async fn of(db: &Db, ids: &[i64]) -> Result<Vec<Evaluation>> {
+    let text = format!("SELECT {COLUMNS} WHERE e.id = ANY ($1) ORDER BY e.id DESC");
+    let rows = db.rows(sqlx::query(sqlx::AssertSqlSafe(text)).bind(ids)).await?;
     rows.iter().map(read).collect()
 }
 

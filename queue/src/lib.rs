@@ -20,6 +20,7 @@ pub mod migrate;
 pub mod mirror;
 pub mod nodes;
 pub mod order;
+pub mod pages;
 pub mod people;
 pub mod projects;
 pub mod replica;

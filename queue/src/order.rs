@@ -112,6 +112,16 @@ pub async fn look(db: &Db, limit: i64) -> Result<Line> {
             "SELECT (SELECT count(*) FROM ci.blocked), (SELECT count(*) FROM ci.ready), (SELECT count(*) FROM ci.running)",
         ))
         .await?;
+    Ok(Line {
+        blocked: counts.try_get(0)?,
+        ready: counts.try_get(1)?,
+        running: counts.try_get(2)?,
+        next: next(db, limit).await?,
+    })
+}
+
+/// The head of the line alone.
+pub async fn next(db: &Db, limit: i64) -> Result<Vec<Ready>> {
     let query = sqlx::query(
         "SELECT p.id, p.name, p.rank, p.weight, o.job_id, j.drv_path, o.evaluation_id, o.urgency < 0 AS manual, -o.shortness AS height,
            extract(epoch FROM ci.clock() - r.since)::float8 AS waited
@@ -141,15 +151,8 @@ pub async fn look(db: &Db, limit: i64) -> Result<Line> {
             });
         }
     }
-    Ok(Line {
-        blocked: counts.try_get(0)?,
-        ready: counts.try_get(1)?,
-        running: counts.try_get(2)?,
-        next: merge(
-            projects.into_iter().map(|(_, project)| project).collect(),
-            usize::try_from(limit).unwrap_or(0),
-        ),
-    })
+    let lines = projects.into_iter().map(|(_, project)| project).collect();
+    Ok(merge(lines, usize::try_from(limit).unwrap_or(0)))
 }
 
 /// What people asked for first, then always the next of the project that has used the least per share. A build that several

@@ -1,11 +1,13 @@
 //! What the roles of harmonia-ci share.
 
+pub mod ansi;
 pub mod api;
 pub mod bucket;
 pub mod database;
 pub mod health;
 pub mod layout;
 pub mod metrics;
+pub mod moment;
 pub mod nearest;
 pub mod problem;
 pub mod protocol;

@@ -33,6 +33,16 @@ impl Problem {
         self.code
     }
 
+    /// What that status is called.
+    pub fn title(&self) -> &'static str {
+        self.title
+    }
+
+    /// What is wrong, and what to do about it.
+    pub fn detail(&self) -> &str {
+        &self.detail
+    }
+
     /// Nobody known, or not allowed: which of them is not said.
     pub fn unauthorized(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::UNAUTHORIZED, detail)

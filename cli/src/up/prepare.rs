@@ -2,10 +2,11 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use harmonia_queue::logins::{self, Group};
 use harmonia_queue::people::{self, Pool, Project, Scope};
-use harmonia_queue::{Db, migrate, projects};
+use harmonia_queue::{Db, migrate, pages, projects};
 
 use super::error::UpError;
 use super::layout::Layout;
@@ -19,6 +20,8 @@ const POOL: &str = "local";
 const PROJECT: &str = "default";
 /// A role that is started again may find the connections of its former life still there.
 const CONNECTIONS: i32 = 40;
+/// So long the printed link signs somebody in.
+const INVITED: Duration = Duration::from_secs(3600);
 /// `up` itself does what an operator does in a cluster.
 pub const SELF: &str = "up";
 const ROLES: &[(&str, Group)] = &[
@@ -50,6 +53,12 @@ pub async fn prepare(layout: &Layout, database: &Database, slots: i32) -> Result
     }
     make_token(&admin, &layout.path("token"), "up", Scope::Admin).await?;
     Ok(report.open)
+}
+
+/// A way into the web pages that works once.
+pub async fn invite(database: &Database) -> Result<String, UpError> {
+    let admin = Db::direct(&database.admin_url, 1)?;
+    Ok(pages::invite(&admin, Scope::Admin, INVITED).await?)
 }
 
 /// The cache's own token, where it is not open to everybody, for the private Nix store.

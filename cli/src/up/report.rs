@@ -17,13 +17,15 @@ pub struct Report<'a> {
     pub logs: &'a Path,
     pub public_key: &'a str,
     pub daemon: &'a Daemon,
+    /// What signs somebody in, once.
+    pub once: &'a str,
     /// The cache answers without a token.
     pub open: bool,
 }
 
 impl Report<'_> {
     pub fn text(&self) -> String {
-        let Self { url, public_key, .. } = self;
+        let Self { url, public_key, once, .. } = self;
         let (token, logs) = (self.token.display().to_string(), self.logs.display().to_string());
         let netrc = if self.open {
             ""
@@ -41,9 +43,11 @@ impl Report<'_> {
         let width = [url.len(), token.len(), logs.len()].into_iter().max().unwrap_or_default();
         format!(
             "\nharmonia-ci is ready.\n\n  \
-             {url:width$}  the farm\n  \
+             {url:width$}  the farm, in a browser\n  \
              {token:width$}  your token, which `harmonia-ci` finds by itself\n  \
              {logs:width$}  what each part has to say\n\n\
+             To sign in there, once and within an hour:\n\n  \
+             {url}/sign-in?once={once}\n\n\
              To use what it builds, add to nix.conf:\n\n  \
              substituters = {url}/cache https://cache.nixos.org\n  \
              trusted-public-keys = {public_key} {UPSTREAM_KEY}\n\

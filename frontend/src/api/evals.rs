@@ -72,7 +72,8 @@ pub async fn create(
         attrs: &new.attrs,
         ..Request::default()
     };
-    queue(&*api.db().await, &request).await
+    let db = api.db().await;
+    made(&db, evaluations::queue(&db, &request).await?).await
 }
 
 /// Which attributes of an evaluation.
@@ -116,13 +117,17 @@ pub async fn cancel(
     State(api): State<Arc<Api>>,
     Number(id): Number,
 ) -> Result<Json<Changed>, Problem> {
-    let db = api.db().await;
-    if known(&db, id).await?.status().is_final() {
-        return Ok(Json(Changed { changed: 0 }));
+    Ok(Json(Changed { changed: end(&*api.db().await, id).await?.into() }))
+}
+
+/// A person's no to an evaluation. False: it had ended.
+pub async fn end(db: &Db, id: i64) -> Result<bool, Problem> {
+    if known(db, id).await?.status().is_final() {
+        return Ok(false);
     }
-    let ended = people::end_evaluation(&db, id, people::Ending::Cancelled, Some(BY_HAND)).await?;
-    evaluations::tell(&db, id).await;
-    Ok(Json(Changed { changed: ended.into() }))
+    let ended = people::end_evaluation(db, id, people::Ending::Cancelled, Some(BY_HAND)).await?;
+    evaluations::tell(db, id).await;
+    Ok(ended)
 }
 
 /// Evaluate the same source again, as it is now
@@ -135,7 +140,12 @@ pub async fn re_evaluate(
     Number(id): Number,
 ) -> Result<impl IntoResponse, Problem> {
     let db = api.db().await;
-    let old = known(&db, id).await?;
+    made(&db, repeat(&db, id).await?).await
+}
+
+/// The same once more, as its source is now. Answers its number.
+pub async fn repeat(db: &Db, id: i64) -> Result<i64, Problem> {
+    let old = known(db, id).await?;
     let request = Request {
         project: &old.project,
         source: &old.source,
@@ -144,7 +154,7 @@ pub async fn re_evaluate(
         untrusted: old.untrusted,
         attrs: &old.attrs,
     };
-    queue(&db, &request).await
+    Ok(evaluations::queue(db, &request).await?)
 }
 
 /// Build what failed once more, first in line
@@ -159,8 +169,7 @@ pub async fn rebuild_failed(
     Ok(Json(Changed { changed: evaluations::rebuild_failed(&*api.db().await, id).await? }))
 }
 
-async fn queue(db: &Db, request: &Request<'_>) -> Result<impl IntoResponse + use<>, Problem> {
-    let id = evaluations::queue(db, request).await?;
+async fn made(db: &Db, id: i64) -> Result<impl IntoResponse + use<>, Problem> {
     let evaluation = shown(known(db, id).await?);
     Ok((StatusCode::CREATED, [(header::LOCATION, format!("/api/evals/{id}"))], Json(evaluation)))
 }

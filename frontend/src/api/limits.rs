@@ -1,22 +1,20 @@
 //! What a request may take, and what is answered where there is nothing.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::extract::{Request, State};
-use axum::http::{Method, StatusCode, Uri};
+use axum::http::{HeaderMap, Method, StatusCode, Uri};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use harmonia_service::problem::Problem;
 
 use super::Api;
+use crate::web::{PATIENCE, has_nul, lost};
 
 /// The longest body.
 pub const BODY: usize = 64 << 10;
 /// Requests at once; answers that go on as events do not count once they have begun.
 pub const REQUESTS: usize = 256;
-/// The longest that an answer may take to begin.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Keeps every request within these limits.
 pub async fn keep(State(api): State<Arc<Api>>, request: Request, next: Next) -> Response {
@@ -32,14 +30,10 @@ pub async fn keep(State(api): State<Arc<Api>>, request: Request, next: Next) -> 
     }
 }
 
-/// PostgreSQL keeps no NUL in a text. An address can only have it escaped.
-fn has_nul(uri: &Uri) -> bool {
-    uri.path().contains("%00") || uri.query().is_some_and(|query| query.contains("%00"))
-}
-
 /// There is no such page.
-pub async fn unknown(uri: Uri) -> Problem {
-    Problem::not_found(format!("there is no page {}: /api/openapi.json describes the API", uri.path()))
+pub async fn unknown(uri: Uri, headers: HeaderMap) -> Response {
+    let words = format!("there is no page {}: /api/openapi.json describes the API", uri.path());
+    lost(Problem::not_found(words), &headers).await
 }
 
 /// There is such a page, for other methods.

@@ -14,7 +14,7 @@ use super::openapi::{Objections, Refusals};
 use super::{Api, words};
 
 /// The reason that people give: one of them, whoever asks, so that it is taken back by whoever asks.
-const REASON: &str = "by hand";
+pub const REASON: &str = "by hand";
 
 /// The builders that live, or drain
 #[utoipa::path(get, path = "/nodes", operation_id = "list_nodes", tag = "nodes",
@@ -54,7 +54,7 @@ pub async fn resume(
     Ok(Json(Changed { changed: resumed.into() }))
 }
 
-fn node(id: i64) -> Result<i32, Problem> {
+pub fn node(id: i64) -> Result<i32, Problem> {
     i32::try_from(id).map_err(|_| Problem::not_found(format!("there is no node {id}")))
 }
 

@@ -13,6 +13,8 @@ use harmonia_service::api::{Changed, GitChange, GitSource, Project, ProjectChang
 use harmonia_service::problem::Problem;
 use harmonia_service::quantity::Span;
 
+use crate::escape::escape;
+
 use super::ask::{Admin, Body, Name, Reader};
 use super::openapi::{Objections, Refusals};
 use super::{Api, words};
@@ -47,16 +49,20 @@ pub async fn add(
         .name
         .clone()
         .ok_or_else(|| Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "a project needs a `name`"))?;
-    words::name("a project", &name)?;
-    let db = api.db().await;
-    if projects::get(&db, &name).await?.is_some() {
+    let project = make(&*api.db().await, &name, &change).await?;
+    Ok((StatusCode::CREATED, [(header::LOCATION, location(&name))], Json(project)))
+}
+
+/// A project that is not there yet.
+pub async fn make(db: &Db, name: &str, change: &ProjectChange) -> Result<Project, Problem> {
+    words::name("a project", name)?;
+    if projects::get(db, name).await?.is_some() {
         return Err(Problem::conflict(format!(
             "there is a project {name} already: PATCH /api/projects/{name} changes it"
         )));
     }
     let source = change.git.as_ref().map(|git| followed(None, git.as_ref())).transpose()?;
-    let project = put(&db, changed(people::Project::new(&name), &change)?, source).await?;
-    Ok((StatusCode::CREATED, [(header::LOCATION, location(&name))], Json(project)))
+    put(db, changed(people::Project::new(name), change)?, source).await
 }
 
 /// Change a project; what is left out stays as it is
@@ -69,13 +75,17 @@ pub async fn change(
     Name(name): Name,
     Body(change): Body<ProjectChange>,
 ) -> Result<Json<Project>, Problem> {
+    Ok(Json(alter(&*api.db().await, &name, &change).await?))
+}
+
+/// What is not said stays.
+pub async fn alter(db: &Db, name: &str, change: &ProjectChange) -> Result<Project, Problem> {
     if change.name.as_ref().is_some_and(|other| *other != name) {
         return Err(Problem::bad_request("a project keeps its name: make another, and remove this one"));
     }
-    let db = api.db().await;
-    let project = projects::get(&db, &name).await?.ok_or_else(|| unknown(&name))?;
+    let project = projects::get(db, name).await?.ok_or_else(|| unknown(name))?;
     let project = people::Project {
-        name: &name,
+        name,
         shares: project.shares,
         max_concurrent: project.max_concurrent,
         pools: project.pools,
@@ -85,12 +95,12 @@ pub async fn change(
     };
     let source = match &change.git {
         Some(git) => {
-            let before = branches::source(&db, &name).await?.map(|(source, _)| source);
+            let before = branches::source(db, name).await?.map(|(source, _)| source);
             Some(followed(before, git.as_ref())?)
         }
         None => None,
     };
-    Ok(Json(put(&db, changed(project, &change)?, source).await?))
+    put(db, changed(project, change)?, source).await
 }
 
 /// Cancel a project's evaluations and hide it; its history stays
@@ -193,14 +203,8 @@ fn unknown(name: &str) -> Problem {
     Problem::not_found(format!("there is no project {name}"))
 }
 
-/// The name may have anything that can be typed.
 fn location(name: &str) -> String {
-    name.bytes().fold("/api/projects/".to_owned(), |path, byte| match byte {
-        b'0'..=b'9' | b'A'..=b'Z' | b'a'..=b'z' | b'-' | b'.' | b'_' | b'~' => {
-            path + &char::from(byte).to_string()
-        }
-        _ => format!("{path}%{byte:02X}"),
-    })
+    format!("/api/projects/{}", escape(name))
 }
 
 fn shown(found: projects::Project, source: Option<(ProjectSource, Option<String>)>) -> Project {

@@ -11,8 +11,6 @@ use futures::{Stream, StreamExt};
 use harmonia_service::problem::Problem;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-/// Clients that are told what happens, at once.
-const FOLLOWERS: usize = 500;
 /// So often an idle stream says that it lives, which also shows who has gone away.
 const BREATH: Duration = Duration::from_secs(15);
 
@@ -23,9 +21,9 @@ pub struct Streams {
 }
 
 impl Streams {
-    /// Until `closing` says so.
-    pub fn new(closing: watch::Receiver<bool>) -> Self {
-        Self { permits: Arc::new(Semaphore::new(FOLLOWERS)), closing }
+    /// So many at once, until `closing` says so.
+    pub fn new(closing: watch::Receiver<bool>, most: usize) -> Self {
+        Self { permits: Arc::new(Semaphore::new(most)), closing }
     }
 
     /// The right to be told.

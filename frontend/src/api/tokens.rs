@@ -7,7 +7,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
-use harmonia_queue::people;
+use harmonia_queue::{Db, people};
 use harmonia_service::api::{Changed, NewToken, Secret, Token};
 use harmonia_service::problem::Problem;
 use serde::Deserialize;
@@ -32,6 +32,12 @@ pub async fn create(
     State(api): State<Arc<Api>>,
     Body(new): Body<NewToken>,
 ) -> Result<impl IntoResponse, Problem> {
+    let secret = make(&*api.db().await, &new).await?;
+    Ok((StatusCode::CREATED, Json(Secret { secret })))
+}
+
+/// Makes one; answers its secret.
+pub async fn make(db: &Db, new: &NewToken) -> Result<String, Problem> {
     words::name("a token", &new.name)?;
     let scope = new.scope.parse().map_err(|error: harmonia_queue::Error| Problem::from(error))?;
     let expires_in = new
@@ -39,8 +45,7 @@ pub async fn create(
         .as_deref()
         .map(|text| words::time("expires_in", text, Duration::from_secs(1)))
         .transpose()?;
-    let secret = people::create_token(&*api.db().await, &new.name, scope, expires_in).await?;
-    Ok((StatusCode::CREATED, Json(Secret { secret })))
+    Ok(people::create_token(db, &new.name, scope, expires_in).await?)
 }
 
 /// Revoke a token; the cache and whoever only looks may be let in for five seconds more

@@ -2,6 +2,7 @@
 
 use harmonia_frontend::{Frontend, FrontendError};
 use harmonia_queue::builder::Session;
+use harmonia_queue::ingest::{Attr, Ingest};
 use harmonia_queue::people::{Scope, create_token};
 use harmonia_service::settings::Settings;
 use harmonia_tests::eventually;
@@ -118,6 +119,15 @@ impl Desk {
         let packed = zstd::encode_all(text, 3).unwrap();
         let put = self.s3.client().put_object().bucket(&self.s3.bucket).key(key).body(packed.into());
         put.send().await.unwrap();
+    }
+
+    /// Ends an evaluation that has these attributes.
+    pub async fn complete(&self, ingest: Ingest, attrs: &[(String, String)]) -> i64 {
+        let attrs: Vec<_> = attrs
+            .iter()
+            .map(|(name, drv)| Attr { name: name.clone(), drv_path: Some(drv.clone()), error: None })
+            .collect();
+        ingest.complete(&attrs).await.unwrap()
     }
 
     /// Stops the frontend as SIGTERM would.

@@ -64,7 +64,10 @@ impl Stream {
                     match line.split_once(": ") {
                         Some(("id", id)) => self.last_id = Some(id.to_owned()),
                         Some(("event", name)) => kind = name.to_owned(),
-                        Some(("data", json)) => data = Some(serde_json::from_str(json).unwrap()),
+                        // What is meant for a page is HTML.
+                        Some(("data", text)) => {
+                            data = Some(serde_json::from_str(text).unwrap_or_else(|_| text.into()))
+                        }
                         _ => {}
                     }
                 }

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use harmonia_queue::Error;
 use harmonia_queue::people::{Scope, create_token, revoke_token, token_scope};
 use harmonia_queue::signer::{accept_sources, check_evaluation};
+use harmonia_queue::{Db, Error, pages};
 use harmonia_tests::farm::{Farm, output, store_path};
 
 #[tokio::test]
@@ -63,6 +63,41 @@ async fn the_secret_itself_is_not_kept() {
     assert_eq!(rows, 1);
     let kept: Vec<u8> = farm.value("SELECT secret_hash FROM ci.token WHERE $1 = 0", 0).await;
     assert_ne!(kept, secret.into_bytes());
+}
+
+#[tokio::test]
+async fn a_cookie_ends_with_its_token() {
+    let farm = Farm::new().await;
+    farm.freeze().await;
+    let minute = Some(Duration::from_secs(60));
+    let secret = create_token(&farm.frontend, "laptop", Scope::Operate, minute).await.unwrap();
+    let (id, name, scope) = pages::token_of(&farm.frontend, &secret).await.unwrap().unwrap();
+    assert_eq!((name.as_str(), scope), ("laptop", Scope::Operate));
+    assert_eq!(pages::token_now(&farm.frontend, id).await.unwrap(), Some(Scope::Operate));
+    farm.advance(61.0).await;
+    assert_eq!(pages::token_now(&farm.frontend, id).await.unwrap(), None);
+    assert_eq!(pages::token_of(&farm.frontend, &secret).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn an_invitation_is_taken_once_and_in_time() {
+    let farm = Farm::new().await;
+    farm.freeze().await;
+    let admin = Db::from_pool(farm.database.admin());
+    let invite = async || pages::invite(&admin, Scope::Admin, Duration::from_secs(60)).await.unwrap();
+    let (taken, late) = (invite().await, invite().await);
+    assert_eq!(pages::accept_invitation(&farm.frontend, &taken).await.unwrap(), Some(Scope::Admin));
+    assert_eq!(pages::accept_invitation(&farm.frontend, &taken).await.unwrap(), None);
+    farm.advance(61.0).await;
+    assert_eq!(pages::accept_invitation(&farm.frontend, &late).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn frontends_share_a_key_and_invite_nobody() {
+    let farm = Farm::new().await;
+    assert_eq!(pages::key(&farm.frontend).await.unwrap(), pages::key(&farm.frontend).await.unwrap());
+    assert!(pages::key(&farm.signer).await.is_err());
+    assert!(pages::invite(&farm.frontend, Scope::Admin, Duration::from_secs(60)).await.is_err());
 }
 
 // ---------------------------------------------------------------------------------------------- of evaluations

@@ -69,6 +69,11 @@ const FIGURES: &[(&str, &str, f64, Better)] = &[
     ("farm_vs_nix", "x", 2.0, Lower),
     ("idle_rss_mb", "MB", 250.0, Lower),
     ("idle_cpu_percent", "%", 1.0, Lower),
+    ("page_p99_ms", "ms", 50.0, Lower),
+    ("page_first_byte_vs_healthz", "x", 10.0, Lower),
+    ("sse_1000_core_percent", "%", 25.0, Lower),
+    ("log_latency_ms", "ms", 2500.0, Lower),
+    ("page_weight_kb", "kB", 100.0, Lower),
 ];
 
 /// What the command line asks for.
@@ -87,7 +92,7 @@ impl Options {
         let mut options = Self::default();
         while let Some(argument) = arguments.next() {
             match argument.as_str() {
-                "queue" | "upload" | "build" | "up" => options.benches.push(argument),
+                "queue" | "upload" | "build" | "up" | "frontend" => options.benches.push(argument),
                 "--json" => options.json = Some(arguments.next().unwrap_or_else(|| usage()).into()),
                 "--only" => options.only.push(arguments.next().unwrap_or_else(|| usage())),
                 "--set" => {
@@ -112,7 +117,7 @@ impl Options {
 
 fn usage() -> ! {
     eprintln!(
-        "usage: bench queue|upload|build|up… [--json FILE] [--only TEXT]… [--set POSTGRESQL-SETTING=VALUE]…"
+        "usage: bench queue|upload|build|up|frontend… [--json FILE] [--only TEXT]… [--set POSTGRESQL-SETTING=VALUE]…"
     );
     std::process::exit(2)
 }
