@@ -57,6 +57,8 @@ pub enum Failure {
     S3 { address: String, source: std::io::Error },
     #[error(transparent)]
     Evaluator(#[from] EvaluatorError),
+    #[error("the bucket is being swept, by a signer or by another command: try again when that is done")]
+    Sweeping,
     #[error("signals cannot be heard")]
     Signals(#[source] std::io::Error),
     #[error(transparent)]
@@ -118,6 +120,7 @@ pub fn exit_code(outcome: Result<(), Failure>) -> ExitCode {
             _ => USAGE,
         },
         Failure::Reported
+        | Failure::Sweeping
         | Failure::Yaml(_)
         | Failure::Query(_)
         | Failure::Migrate(_)
