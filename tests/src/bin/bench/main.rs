@@ -1,5 +1,5 @@
 //! `./dev bench queue`: what the queue costs, as ratios to `pgbench -N` ("SU") at the same number of clients in the same
-//! run, on a private PostgreSQL. `./dev bench upload`, `build` and `up`: see [`upload`], [`build`] and [`up`]. `--only TEXT` runs the groups with a figure whose
+//! run, on a private PostgreSQL. `./dev bench upload`, `build`, `up` and `gc`: see [`upload`], [`build`], [`up`] and [`gc`]. `--only TEXT` runs the groups with a figure whose
 //! name contains it.
 
 mod background;
@@ -10,6 +10,7 @@ mod cycle;
 mod drain;
 mod enqueue;
 mod farm;
+mod gc;
 mod graphs;
 mod hub;
 mod literal;
@@ -43,6 +44,9 @@ async fn main() {
     }
     if options.measures("up") {
         up::run(&mut report).await;
+    }
+    if options.measures("gc") {
+        gc::run(&options, &mut report).await;
     }
     report.print();
     report.write();

@@ -69,6 +69,9 @@ const FIGURES: &[(&str, &str, f64, Better)] = &[
     ("farm_vs_nix", "x", 2.0, Lower),
     ("idle_rss_mb", "MB", 250.0, Lower),
     ("idle_cpu_percent", "%", 1.0, Lower),
+    ("gc_plan_vs_scan", "x", 5.0, Lower),
+    ("gc_claim_impact", "x", 0.9, Higher),
+    ("resync_objects_per_s_vs_head", "x", 0.8, Higher),
 ];
 
 /// What the command line asks for.
@@ -87,7 +90,7 @@ impl Options {
         let mut options = Self::default();
         while let Some(argument) = arguments.next() {
             match argument.as_str() {
-                "queue" | "upload" | "build" | "up" => options.benches.push(argument),
+                "queue" | "upload" | "build" | "up" | "gc" => options.benches.push(argument),
                 "--json" => options.json = Some(arguments.next().unwrap_or_else(|| usage()).into()),
                 "--only" => options.only.push(arguments.next().unwrap_or_else(|| usage())),
                 "--set" => {
@@ -112,7 +115,7 @@ impl Options {
 
 fn usage() -> ! {
     eprintln!(
-        "usage: bench queue|upload|build|up… [--json FILE] [--only TEXT]… [--set POSTGRESQL-SETTING=VALUE]…"
+        "usage: bench queue|upload|build|up|gc… [--json FILE] [--only TEXT]… [--set POSTGRESQL-SETTING=VALUE]…"
     );
     std::process::exit(2)
 }
