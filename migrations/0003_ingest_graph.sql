@@ -61,6 +61,7 @@ CREATE FUNCTION ci.record_paths(p_paths text[], p_hashes bytea[], p_sizes bigint
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE v_count int;
 BEGIN
+  PERFORM ci.keep(p_paths, p_refs);
   INSERT INTO ci.canonical (path, nar_hash, nar_size, refs)
   SELECT p, h, s, string_to_array(r, ' ') FROM unnest(p_paths, p_hashes, p_sizes, p_refs) u (p, h, s, r) ORDER BY p
   ON CONFLICT (path) DO NOTHING;
@@ -159,6 +160,7 @@ BEGIN
       DELETE FROM ci.aterm WHERE job_id = ANY (v_opened);
       DELETE FROM ci.output WHERE job_id = ANY (v_opened);
       DELETE FROM ci.job_input WHERE referrer = ANY (v_opened);
+      INSERT INTO ci.unread SELECT unnest(v_opened) ON CONFLICT DO NOTHING;
     END IF;
   END IF;
   v_all := coalesce(v_ids, '{}') || coalesce(p_known, '{}');
@@ -211,6 +213,7 @@ BEGIN
        -- One that waits for its inputs may follow the new one instead.
        told AS (INSERT INTO ci.event (kind, subject) SELECT 'e', s.job_id FROM shared s JOIN ci.blocked b USING (job_id))   -- event: twin_is_followed
   INSERT INTO ci.output (job_id, name, path) SELECT job_id, name, path FROM made;
+  IF EXISTS (SELECT FROM ci.dying) THEN PERFORM ci.spare(p_output_paths); END IF;           -- fence: ingest_spares
   INSERT INTO ci.job_input (referrer, input)
   SELECT DISTINCT v_ids[o], v_all[i] FROM unnest(p_edge_of, p_edge_to) e (o, i) WHERE v_fresh[o] ORDER BY 1, 2;
 

@@ -79,6 +79,9 @@ CREATE FUNCTION ci.accept_sources(p_evaluation bigint, p_secret text, p_paths te
 #variable_conflict use_column
 BEGIN
   IF NOT ci.check_evaluation(p_evaluation, p_secret) THEN RETURN; END IF;
+  IF cardinality(ci.keep(p_paths, p_refs)) > 0 THEN                                         -- fence: source_swept
+    PERFORM ci.refuse('HC008', 'a source is being removed from the bucket at this moment: ask again in two minutes');
+  END IF;
   INSERT INTO ci.canonical AS c (path, nar_hash, nar_size, refs, file_hash, file_size)
   SELECT u.path, u.nar_hash, u.nar_size, string_to_array(u.refs, ' '), u.file_hash, u.file_size
   FROM unnest(p_paths, p_nar_hashes, p_nar_sizes, p_refs, p_file_hashes, p_file_sizes) u (path, nar_hash, nar_size, refs, file_hash, file_size)
@@ -101,18 +104,20 @@ CREATE FUNCTION ci.accept(p_sessions bigint[], p_secrets text[], p_jobs bigint[]
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
-  v_nodes int[]; v_of int[]; v_names text[]; v_paths text[]; v_taken text[];
+  v_nodes int[]; v_of int[]; v_names text[]; v_paths text[]; v_taken text[]; v_swept text[];
   v_live int[]; v_held int[]; v_whole int[]; v_mixed int[] := '{}'; v_adopted int[] := '{}';   -- positions in p_jobs
   v_known record;
 BEGIN
   IF cardinality(p_jobs) > 1024 OR cardinality(p_names) > 16384 OR octet_length(array_to_string(p_refs, '')) > 67108864 THEN
     PERFORM ci.refuse('HC002', 'accept takes at most 1024 jobs with 16384 outputs and 64 MiB of references');
   END IF;
+  v_swept := ci.keep(p_paths, p_refs);
   -- Locked rows are not waited for, because a builder may keep its own; accepted ones are accepted again (a signer's answer may have been lost).
   SELECT coalesce(array_agg(x.n), '{}'), array_agg(x.node_id) INTO v_held, v_nodes FROM (
     SELECT u.n::int, r.node_id FROM unnest(p_sessions, p_secrets, p_jobs, p_attempts) WITH ORDINALITY u (session_id, secret, job_id, attempt, n)
     JOIN ci.running r ON r.job_id = u.job_id JOIN ci.session s ON s.id = r.session_id
     WHERE ci.holds(r, s, u.session_id, u.secret, u.attempt)
+      AND (cardinality(v_swept) = 0 OR NOT EXISTS (SELECT FROM unnest(p_output_of, p_paths) x (o, path) WHERE x.o = u.n AND x.path = ANY (v_swept)))    -- fence: accept_swept
     FOR UPDATE OF r SKIP LOCKED) x;                                                         -- lock: accept_running
   v_live := v_held;
   IF cardinality(v_held) < cardinality(p_jobs) THEN

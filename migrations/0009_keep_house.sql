@@ -201,6 +201,7 @@ BEGIN
   DELETE FROM ci.output WHERE job_id = ANY (v_jobs);
   DELETE FROM ci.twin WHERE job_id = ANY (v_jobs);
   DELETE FROM ci.attempt WHERE job_id = ANY (v_jobs);
+  DELETE FROM ci.job_source WHERE job_id = ANY (v_jobs);
   DELETE FROM ci.job WHERE id = ANY (v_jobs);
   RETURN cardinality(v_looked);
 END $$;

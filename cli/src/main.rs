@@ -21,9 +21,12 @@ mod nodes;
 mod operator;
 mod outcome;
 mod output;
+mod pin;
+mod progress;
 mod project;
 mod queue;
 mod rebuild;
+mod resync;
 mod role;
 mod s3;
 mod signer;
@@ -60,12 +63,14 @@ enum Verb {
     Logs(logs::Arguments),
     Rebuild(rebuild::Arguments),
     Cancel(cancel::Arguments),
+    Pin(pin::Arguments),
     Queue(queue::Arguments),
     Nodes(nodes::Arguments),
     Drain(drain::Arguments),
     Project(project::Arguments),
     Token(token::Arguments),
     Cache(cache::Arguments),
+    Resync(resync::Arguments),
     Key(key::Arguments),
     Doctor(doctor::Arguments),
     Migrate(migrate::Arguments),
@@ -96,12 +101,14 @@ async fn main() -> ExitCode {
         Verb::Logs(arguments) => logs::run(arguments).await,
         Verb::Rebuild(arguments) => rebuild::run(arguments).await,
         Verb::Cancel(arguments) => cancel::run(arguments).await,
+        Verb::Pin(arguments) => pin::run(arguments).await,
         Verb::Queue(arguments) => queue::run(arguments).await,
         Verb::Nodes(arguments) => nodes::run(arguments).await,
         Verb::Drain(arguments) => drain::run(arguments).await,
         Verb::Project(arguments) => project::run(arguments).await,
         Verb::Token(arguments) => token::run(arguments).await,
         Verb::Cache(arguments) => cache::run(arguments).await,
+        Verb::Resync(arguments) => resync::run(arguments).await,
         Verb::Key(arguments) => key::run(arguments),
         Verb::Doctor(arguments) => doctor::run(arguments).await,
         Verb::Migrate(arguments) => migrate::run(arguments).await,

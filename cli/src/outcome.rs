@@ -59,6 +59,8 @@ pub enum Failure {
     Evaluator(#[from] EvaluatorError),
     #[error(transparent)]
     Confine(#[from] ConfineError),
+    #[error("the bucket is being swept, by a signer or by another command: try again when that is done")]
+    Sweeping,
     #[error("signals cannot be heard")]
     Signals(#[source] std::io::Error),
     #[error(transparent)]
@@ -120,6 +122,7 @@ pub fn exit_code(outcome: Result<(), Failure>) -> ExitCode {
             _ => USAGE,
         },
         Failure::Reported
+        | Failure::Sweeping
         | Failure::Yaml(_)
         | Failure::Query(_)
         | Failure::Migrate(_)

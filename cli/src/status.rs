@@ -116,7 +116,8 @@ fn describe(detail: &EvaluationDetail, failed: &[Build], colours: bool) -> Strin
     let evaluation = &detail.evaluation;
     let builds = &evaluation.builds;
     let status = style::state(evaluation.status.as_str(), colours);
-    let mut text = format!("evaluation {} of {}: {status}\n", evaluation.id, what(evaluation));
+    let pinned = if evaluation.pinned { ", pinned" } else { "" };
+    let mut text = format!("evaluation {} of {}: {status}{pinned}\n", evaluation.id, what(evaluation));
     if *builds != BuildCounts::default() {
         text += &format!(
             "{} built, {} failed, {} not tried, {} cached, {} running, {} queued, {} cancelled\n",

@@ -114,6 +114,7 @@ fn resources() -> OpenApiRouter<Arc<Api>> {
         .routes(routes!(evals::cancel))
         .routes(routes!(evals::re_evaluate))
         .routes(routes!(evals::rebuild_failed))
+        .routes(routes!(evals::pin, evals::unpin))
         .routes(routes!(builds::list))
         .routes(routes!(builds::get))
         .routes(routes!(builds::why))

@@ -119,6 +119,8 @@ pub struct Evaluation {
     pub started_at: Option<String>,
     /// and was evaluated, or ended otherwise.
     pub ended_at: Option<String>,
+    /// It is kept for good.
+    pub pinned: bool,
     /// Its builds.
     pub builds: Counts,
     /// How many attributes it has,
@@ -228,7 +230,7 @@ pub struct Filter<'a> {
     pub before: Option<i64>,
 }
 
-const COLUMNS: &str = "e.id, p.name AS project, e.source, e.branch, e.commit_id, e.attrs, e.tier, e.state::text AS state, e.error,
+const COLUMNS: &str = "e.id, p.name AS project, e.source, e.branch, e.commit_id, e.attrs, e.tier, e.state::text AS state, e.error, e.pinned,
     ci.moment(e.created_at) AS created_at, ci.moment(e.started_at) AS started_at, ci.moment(e.ended_at) AS ended_at,
     b.waiting, b.running, b.succeeded, b.cached, b.failed, b.dep_failed, b.cancelled, a.attributes, a.attribute_errors
   FROM ci.evaluation e JOIN ci.project p ON p.id = e.project_id
@@ -289,6 +291,7 @@ fn read(row: &PgRow) -> Result<Evaluation> {
         created_at: row.try_get("created_at")?,
         started_at: row.try_get("started_at")?,
         ended_at: row.try_get("ended_at")?,
+        pinned: row.try_get("pinned")?,
         builds: Counts {
             waiting: row.try_get("waiting")?,
             running: row.try_get("running")?,
@@ -342,6 +345,11 @@ pub async fn rebuild_failed(db: &Db, id: i64) -> Result<i64> {
     Ok(rebuilt)
 }
 
+/// An evaluation is kept for good, or no longer. False: that was so before.
+pub async fn pin(db: &Db, id: i64, pinned: bool) -> Result<bool> {
+    db.value(sqlx::query("SELECT ci.pin($1, $2)").bind(id).bind(pinned)).await
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -360,6 +368,7 @@ mod tests {
             created_at: String::new(),
             started_at: None,
             ended_at: None,
+            pinned: false,
             builds,
             attributes: 3,
             attribute_errors,

@@ -26,6 +26,7 @@ pub mod projects;
 pub mod replica;
 pub mod resolver;
 pub mod signer;
+pub mod sweep;
 
 pub use db::Db;
 pub use error::{Error, Result};

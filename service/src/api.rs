@@ -117,6 +117,8 @@ pub struct Evaluation {
     pub started_at: Option<String>,
     /// When it was evaluated, or ended otherwise
     pub ended_at: Option<String>,
+    /// It is kept for good, with all it built
+    pub pinned: bool,
     /// Its builds
     pub builds: BuildCounts,
     /// How many attributes it has

@@ -98,6 +98,17 @@ pub struct Kind {
     pub encoding: Option<&'static str>,
 }
 
+/// An object as a listing shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    /// Its key.
+    pub key: String,
+    /// Bytes.
+    pub size: u64,
+    /// When it was written.
+    pub written: SystemTime,
+}
+
 /// An object that is being read.
 pub struct Opened {
     /// `Content-Encoding`.
@@ -223,6 +234,27 @@ impl Bucket {
             Err(error) if error.is_missing() => Ok(()),
             Err(error) => Err(error),
         }
+    }
+
+    /// Objects whose keys begin so, a page of up to a thousand, and where the next one begins. `flat`: none with a `/` behind
+    /// the prefix.
+    pub async fn list(
+        &self,
+        prefix: &str,
+        flat: bool,
+        from: Option<String>,
+    ) -> Result<(Vec<Listed>, Option<String>), BucketError> {
+        let request = self.client.list_objects_v2().bucket(&self.name).prefix(prefix);
+        let request = request.set_delimiter(flat.then(|| "/".to_owned())).set_continuation_token(from);
+        let answer = request.send().await.map_err(fault("LIST", prefix))?;
+        let listed = answer.contents.unwrap_or_default().into_iter().filter_map(|object| {
+            Some(Listed {
+                key: object.key?,
+                size: object.size.and_then(|size| size.try_into().ok()).unwrap_or(0),
+                written: object.last_modified.and_then(|moment| SystemTime::try_from(moment).ok())?,
+            })
+        });
+        Ok((listed.collect(), answer.next_continuation_token))
     }
 
     /// A PUT of exactly these bytes to a key where nothing is.

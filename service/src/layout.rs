@@ -51,7 +51,92 @@ pub fn log_of_attempt(drv: &StorePath, attempt: i64) -> String {
     format!("log-attempts/{}.{attempt}", drv.to_basename())
 }
 
+/// What a key of the bucket is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Object<'a> {
+    /// A NAR of a path, by its hash part, and of its contents.
+    Nar(&'a str, &'a str),
+    /// What is said about a path.
+    NarInfo(&'a str),
+    /// The listing that counts.
+    Listing(&'a str),
+    /// The listing that an attempt made.
+    ListingOfAttempt(&'a str, i64),
+    /// The log of a derivation.
+    Log(&'a str),
+    /// The log of an attempt at it.
+    LogOfAttempt(&'a str, i64),
+    /// What an output of a derivation came out as.
+    Trace(&'a str),
+    /// The same under a name that does not tell the derivation.
+    Realisation,
+    /// A try whether the bucket is fit.
+    Probe,
+    /// None of ours, or no one's but the cache's own.
+    Other,
+}
+
+/// Reads a key: the reverse of the functions above.
+pub fn read(key: &str) -> Object<'_> {
+    let is_hash = |text: &str| text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    let object = match key.split_once('/') {
+        None => match key.rsplit_once('.') {
+            Some((hash, "narinfo")) if is_hash(hash) => Some(Object::NarInfo(hash)),
+            Some((hash, "ls")) if is_hash(hash) => Some(Object::Listing(hash)),
+            _ => None,
+        },
+        Some(("nar", name)) => {
+            let hashes = name.strip_suffix(".nar.zst").and_then(|name| name.split_once('-'));
+            hashes.filter(|(hash, _)| is_hash(hash)).map(|(hash, nar)| Object::Nar(hash, nar))
+        }
+        Some(("listings", name)) => {
+            let parts = name.strip_suffix(".ls").and_then(|name| name.split_once('-'));
+            parts.and_then(|(hash, attempt)| Some(Object::ListingOfAttempt(hash, attempt.parse().ok()?)))
+        }
+        Some(("log", drv)) => Some(Object::Log(drv)),
+        Some(("log-attempts", name)) => name
+            .rsplit_once('.')
+            .and_then(|(drv, attempt)| Some(Object::LogOfAttempt(drv, attempt.parse().ok()?))),
+        Some(("build-trace-v2", name)) => name.split_once('/').map(|(drv, _)| Object::Trace(drv)),
+        Some(("realisations", _)) => Some(Object::Realisation),
+        Some(("probe", _)) => Some(Object::Probe),
+        Some(_) => None,
+    };
+    object.unwrap_or(Object::Other)
+}
+
 /// Whether a builder stored it, packed and without a word about that: a presigned request says no more than it must.
 pub fn is_of_attempt(key: &str) -> bool {
     key.starts_with("log-attempts/") || key.starts_with("listings/")
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_read_as_they_are_written() {
+        let path: StorePath = "/nix/store/7h7qgvs4kgzsn8a6rb273saxyqh4jxlz-a".parse().unwrap();
+        let drv: StorePath = "/nix/store/7h7qgvs4kgzsn8a6rb273saxyqh4jxlz-a.b.drv".parse().unwrap();
+        let (hash, name) = (hash_part(&path).to_string(), "7h7qgvs4kgzsn8a6rb273saxyqh4jxlz-a.b.drv");
+        let nar_hash = Sha256::of("nar");
+        assert_eq!(read(&nar(&path, &nar_hash)), Object::Nar(&hash, &nar_hash.nix32()));
+        assert_eq!(read(&narinfo(&path)), Object::NarInfo(&hash));
+        assert_eq!(read(&listing(&path)), Object::Listing(&hash));
+        assert_eq!(read(&listing_of_attempt(&path, 7)), Object::ListingOfAttempt(&hash, 7));
+        assert_eq!(read(&log(&drv)), Object::Log(name));
+        assert_eq!(read(&log_of_attempt(&drv, 7)), Object::LogOfAttempt(name, 7));
+        assert_eq!(read(&format!("build-trace-v2/{name}/out.doi")), Object::Trace(name));
+        assert_eq!(read("realisations/sha256:00!out.doi"), Object::Realisation);
+        assert_eq!(read("probe/0"), Object::Probe);
+    }
+
+    #[test]
+    fn what_is_not_ours_is_read_as_nothing_of_ours() {
+        for key in [CACHE_INFO, PUBLIC_KEYS, "index.html", "nar/x", "listings/x", "debuginfo/0", "x.narinfo"]
+        {
+            assert_eq!(read(key), Object::Other, "{key}");
+        }
+    }
 }

@@ -49,6 +49,13 @@ pub const KNOWN: &[(&str, bool, &str)] = &[
     ("admins", false, "who may do everything after that: subjects or addresses, separated by commas"),
     ("operators", false, "who may start and stop builds after that, likewise"),
     ("log_limit", false, "bytes of a compressed log, at most"),
+    (
+        "sweep_every",
+        false,
+        "how often a signer removes from the bucket what nobody needs, such as 1d; 0s for never",
+    ),
+    ("sweep_grace", false, "how long what nobody needs any more stays in the bucket, such as 1d"),
+    ("log_retention", false, "how long the logs of single attempts are kept, such as 30d"),
     ("node", false, "the builder's or evaluator's name, unique in its pool; else the machine's"),
     ("kube_node", false, "the Kubernetes node that the builder runs on"),
     (

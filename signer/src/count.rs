@@ -5,6 +5,8 @@ use harmonia_service::protocol::{Outcome, Slot};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 
+use crate::sweep::Swept;
+
 type Counters = Family<[(&'static str, &'static str); 1], Counter>;
 
 /// The counters of a signer.
@@ -13,6 +15,8 @@ pub struct Counts {
     slots: Counters,
     results: Counters,
     recovered: Counter,
+    swept_objects: Counters,
+    swept_bytes: Counters,
 }
 
 impl Counts {
@@ -28,6 +32,11 @@ impl Counts {
         metrics.add("signer_results", &["outcome"], help, &self.results);
         let help = "Builds that another signer had accepted and this one published";
         metrics.add("signer_recovered", &[], help, &self.recovered);
+        let help =
+            "What sweeps of the bucket removed: paths that nobody needs, and leftovers by what they were";
+        metrics.add("signer_swept", &["kind"], help, &self.swept_objects);
+        let help = "Bytes that sweeps of the bucket removed, by the same";
+        metrics.add("signer_swept_bytes", &["kind"], help, &self.swept_bytes);
     }
 
     pub(crate) fn slot(&self, slot: &Slot) {
@@ -52,6 +61,14 @@ impl Counts {
             Outcome::Later { .. } => "later",
         };
         self.results.get_or_create(&[("outcome", outcome)]).inc();
+    }
+
+    pub(crate) fn swept(&self, swept: &Swept) {
+        let leftovers = swept.leftovers.iter().map(|(kind, tally)| (*kind, tally));
+        for (kind, tally) in leftovers.chain([("paths", &swept.paths)]) {
+            self.swept_objects.get_or_create(&[("kind", kind)]).inc_by(tally.count);
+            self.swept_bytes.get_or_create(&[("kind", kind)]).inc_by(tally.bytes);
+        }
     }
 
     pub(crate) fn recovered(&self, jobs: usize) {

@@ -13,9 +13,11 @@ mod publish;
 mod realise;
 mod recover;
 mod resign;
+mod resync;
 mod run;
 mod slots;
 mod sources;
+mod sweep;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -32,7 +34,9 @@ use harmonia_service::settings::{Settings, SettingsError};
 use thiserror::Error;
 
 pub use count::Counts;
+pub use resync::Resynced;
 pub use run::run;
+pub use sweep::{Keeping, Swept, Tally, paced};
 
 /// S3 calls at once for one request: enough to hide a round trip of 20 ms at a thousand calls a second.
 const AT_ONCE: usize = 32;

@@ -144,7 +144,7 @@ fn check_outputs(proven: &Proven, outputs: &mut [Output]) -> Result<(), String> 
 }
 
 /// Whether an output is what its derivation promises; notes its content address.
-fn check_output(proven: &Proven, output: &mut Output) -> Result<(), String> {
+pub(crate) fn check_output(proven: &Proven, output: &mut Output) -> Result<(), String> {
     let path = store_path::parse(&output.path).map_err(|error| error.to_string())?;
     let nar_hash = Sha256::try_from(output.nar_hash.as_slice()).map_err(|error| error.to_string())?;
     let references: BTreeSet<StorePath> = output

@@ -15,7 +15,7 @@ use harmonia_service::serve;
 use harmonia_service::settings::Settings;
 use uuid::Uuid;
 
-use crate::{Signer, SignerError, api};
+use crate::{Keeping, Signer, SignerError, api};
 
 /// Reached from this machine only, unless the settings say more.
 const LISTEN: &str = "127.0.0.1:7778";
@@ -31,6 +31,7 @@ pub async fn run(
 ) -> Result<(), SignerError> {
     let address = settings.get("listen").unwrap_or(LISTEN);
     let failed = |source| SignerError::Serve { address: address.to_owned(), source };
+    let keeping = Keeping::of(settings)?;
     let signer = Signer::connect(settings).await?;
     let (listener, bound) = serve::bind(address).await.map_err(failed)?;
     let url = serve::own_url(settings, bound)?;
@@ -41,7 +42,7 @@ pub async fn run(
     tracing::info!(%bound, url = replica.url, "signer");
 
     let router = api::routes(signer.clone()).merge(health.routes());
-    let background = tokio::spawn(work(settings.clone(), signer.clone(), health, replica.clone()));
+    let background = tokio::spawn(work(settings.clone(), signer.clone(), keeping, health, replica.clone()));
     let served = serve::serve(listener, router, stop).await.map_err(failed);
     background.abort();
     if let Err(error) = replica.leave(&signer.db).await {
@@ -51,12 +52,13 @@ pub async fn run(
 }
 
 /// Registers only once the bucket is fit: builders ask whoever is registered.
-async fn work(settings: Settings, signer: Arc<Signer>, health: Health, replica: Replica) {
+async fn work(settings: Settings, signer: Arc<Signer>, keeping: Keeping, health: Health, replica: Replica) {
     until_fit(&signer, &health).await;
     tokio::join!(
         beat(&signer, &health, &replica),
         signer.resolver.run(&signer.db),
         signer.recover(),
+        signer.keep_sweeping(&replica.url, &keeping),
         keep_keys_published(&signer),
         database::follow(&settings, &signer.db),
     );

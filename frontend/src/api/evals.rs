@@ -169,6 +169,30 @@ pub async fn rebuild_failed(
     Ok(Json(Changed { changed: evaluations::rebuild_failed(&*api.db().await, id).await? }))
 }
 
+/// Keep an evaluation, and all it built, for good
+#[utoipa::path(post, path = "/evals/{id}/pin", operation_id = "pin_evaluation", tag = "evaluations",
+    params(("id" = i64, Path, description = "Its number", minimum = 1)),
+    responses((status = 200, description = "Pinned; 0: it was already", body = Changed), Objections))]
+pub async fn pin(
+    _: Operator,
+    State(api): State<Arc<Api>>,
+    Number(id): Number,
+) -> Result<Json<Changed>, Problem> {
+    Ok(Json(Changed { changed: evaluations::pin(&*api.db().await, id, true).await?.into() }))
+}
+
+/// Let an evaluation go when its project's retention is over
+#[utoipa::path(delete, path = "/evals/{id}/pin", operation_id = "unpin_evaluation", tag = "evaluations",
+    params(("id" = i64, Path, description = "Its number", minimum = 1)),
+    responses((status = 200, description = "Not pinned any more; 0: it was not", body = Changed), Objections))]
+pub async fn unpin(
+    _: Operator,
+    State(api): State<Arc<Api>>,
+    Number(id): Number,
+) -> Result<Json<Changed>, Problem> {
+    Ok(Json(Changed { changed: evaluations::pin(&*api.db().await, id, false).await?.into() }))
+}
+
 async fn made(db: &Db, id: i64) -> Result<impl IntoResponse + use<>, Problem> {
     let evaluation = shown(known(db, id).await?);
     Ok((StatusCode::CREATED, [(header::LOCATION, format!("/api/evals/{id}"))], Json(evaluation)))
@@ -201,6 +225,7 @@ fn shown(found: evaluations::Evaluation) -> Evaluation {
         created_at: found.created_at,
         started_at: found.started_at,
         ended_at: found.ended_at,
+        pinned: found.pinned,
         builds: BuildCounts {
             waiting: found.builds.waiting,
             running: found.builds.running,

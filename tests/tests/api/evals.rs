@@ -2,9 +2,9 @@
 
 use harmonia_queue::evaluations::{self, Request};
 use harmonia_queue::ingest::Attr;
-use harmonia_service::api::{Evaluation, EvaluationDetail, EvaluationStatus, NewEvaluation, Page};
+use harmonia_service::api::{Changed, Evaluation, EvaluationDetail, EvaluationStatus, NewEvaluation, Page};
 use harmonia_tests::farm::{derivation, drv_path};
-use reqwest::StatusCode;
+use reqwest::{Method, StatusCode};
 
 use super::desk::{Desk, answer, json, problem};
 
@@ -147,4 +147,20 @@ async fn what_failed_is_built_again() {
     assert_eq!(desk.change(&path).await, 0);
     desk.post(&format!("/api/evals/{}/cancel", evaluation.id)).send().await.unwrap();
     problem(desk.post(&path), 409).await;
+}
+
+#[tokio::test]
+async fn a_pin_is_shown_and_taken_back() {
+    let desk = Desk::new().await;
+    let queued = queue(&desk, "main", "/src", None).await;
+    assert!(!queued.pinned);
+    let place = format!("/api/evals/{}", queued.id);
+    assert_eq!(desk.change(&format!("{place}/pin")).await, 1);
+    assert_eq!(desk.change(&format!("{place}/pin")).await, 0);
+    assert!(desk.look::<EvaluationDetail>(&place).await.evaluation.pinned);
+    let undo = desk.ask(Method::DELETE, &format!("{place}/pin"), Some(&desk.operate));
+    assert_eq!(json::<Changed>(undo, StatusCode::OK).await.changed, 1);
+    assert!(!desk.look::<EvaluationDetail>(&place).await.evaluation.pinned);
+    let refused = problem(desk.post("/api/evals/4711/pin"), 404).await;
+    assert!(refused.contains("4711"), "{refused}");
 }

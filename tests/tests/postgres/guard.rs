@@ -144,8 +144,17 @@ async fn a_builder_calls_ten_functions_and_no_other() {
 
 #[tokio::test]
 async fn an_evaluator_calls_no_function_of_builders_or_signers() {
-    const SIGNER_FUNCTIONS: [&str; 7] =
-        ["check_claim", "accept", "unpublished", "finish", "missing_reports", "settle_missing", "forget"];
+    const SIGNER_FUNCTIONS: [&str; 9] = [
+        "check_claim",
+        "accept",
+        "unpublished",
+        "finish",
+        "missing_reports",
+        "settle_missing",
+        "forget",
+        "condemn",
+        "adopt",
+    ];
     let farm = Farm::new().await;
     let login = farm.database.make_login("harmonia_evaluator").await;
     let mut connection = connect(&login).await;

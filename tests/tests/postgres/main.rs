@@ -30,6 +30,8 @@ mod publish;
 mod races;
 mod renew;
 mod retention;
+mod skew;
+mod sweep;
 mod tokens;
 mod unsupported;
 mod why;

@@ -76,6 +76,18 @@ async fn open_ingest(farm: &Farm, job: i64) -> PgConnection {
     connection
 }
 
+/// A chunk with one new derivation, not committed yet.
+pub async fn open_written(farm: &Farm, node: &Node) -> PgConnection {
+    let evaluation = farm.begin("main").await.evaluation;
+    let mut connection = open(&farm.database.direct_url()).await;
+    let sql =
+        "SELECT ci.ingest($1, ARRAY[$2], ARRAY[$3], ARRAY[''], ARRAY[false], ARRAY[0], ARRAY[0], ARRAY[$4],
+                 ARRAY[1], ARRAY['out'], ARRAY[$5], '{}', '{}', '{}')";
+    let query = sqlx::query(sql).bind(evaluation).bind(&node.drv_path).bind(&node.system).bind(&node.aterm);
+    query.bind(&node.outputs[0].1).execute(&mut connection).await.unwrap();
+    connection
+}
+
 /// A chunk that wants one job which is known.
 async fn want(connection: &mut PgConnection, evaluation: i64, job: i64) {
     let none = "'{}'";
@@ -107,7 +119,7 @@ pub(super) async fn waits<T>(farm: &Farm, call: &JoinHandle<T>) -> bool {
 }
 
 /// Makes a call while a transaction is held open: it waits for that one, and goes on once it is committed.
-async fn after<T: Send + 'static>(
+pub async fn after<T: Send + 'static>(
     farm: &Farm,
     held: PgConnection,
     call: impl Future<Output = T> + Send + 'static,
@@ -430,7 +442,7 @@ async fn what_its_builder_speaks_of_is_finished_when_it_has_spoken() {
 // --- what is done once, whoever asks twice
 
 /// A transaction of the owner that stays open.
-async fn open_words(farm: &Farm, words: &str) -> PgConnection {
+pub async fn open_words(farm: &Farm, words: &str) -> PgConnection {
     let mut connection = open(&farm.database.direct_url()).await;
     sqlx::raw_sql(sqlx::AssertSqlSafe(words)).execute(&mut connection).await.unwrap();
     connection

@@ -3,11 +3,14 @@
 mod cache;
 mod directory;
 mod hostile;
+mod keys;
 mod kills;
 mod names;
 mod proxy;
 mod publish;
+mod resync;
 mod servers;
 mod substitute;
+mod sweep;
 mod trouble;
 mod twins;

@@ -16,7 +16,7 @@ use crate::report::Report;
 
 pub const CLAIMERS: usize = 8;
 /// Each claimer speaks for so many sessions, so that a slice ends before their slots do.
-const SESSIONS: usize = 64;
+pub const SESSIONS: usize = 64;
 const SLOTS: i32 = 64;
 const SLICE: Duration = Duration::from_secs(3);
 
@@ -118,7 +118,7 @@ async fn compare(bench: &Bench, one: &Farm, other: &Farm) -> f64 {
     median(ratios)
 }
 
-async fn furnished(bench: &Bench) -> Farm {
+pub async fn furnished(bench: &Bench) -> Farm {
     let farm = Farm::of(bench.server.database().await);
     farm.furnish(PROJECTS, Some(FEATURES)).await;
     farm
@@ -215,7 +215,7 @@ impl Slice {
         self.held.iter().map(|(_, fences)| fences.len()).sum()
     }
 
-    fn rate(&self) -> f64 {
+    pub fn rate(&self) -> f64 {
         self.jobs() as f64 / self.elapsed.as_secs_f64()
     }
 

@@ -1,5 +1,5 @@
 //! `./dev bench queue`: what the queue costs, as ratios to `pgbench -N` ("SU") at the same number of clients in the same
-//! run, on a private PostgreSQL. `./dev bench upload`, `build`, `up` and `frontend`: see [`upload`], [`build`], [`up`] and [`frontend`]. `--only TEXT` runs the groups with a figure whose
+//! run, on a private PostgreSQL. The other benches are modules of their names. `--only TEXT` runs the groups with a figure whose
 //! name contains it.
 
 mod background;
@@ -11,6 +11,7 @@ mod drain;
 mod enqueue;
 mod farm;
 mod frontend;
+mod gc;
 mod graphs;
 mod hub;
 mod literal;
@@ -57,6 +58,9 @@ async fn main() {
     }
     if options.measures("frontend") {
         frontend::run(&options, &mut report).await;
+    }
+    if options.measures("gc") {
+        gc::run(&options, &mut report).await;
     }
     report.print();
     report.write();

@@ -74,7 +74,13 @@ const FIGURES: &[(&str, &str, f64, Better)] = &[
     ("sse_1000_core_percent", "%", 25.0, Lower),
     ("log_latency_ms", "ms", 2500.0, Lower),
     ("page_weight_kb", "kB", 100.0, Lower),
+    ("gc_plan_vs_scan", "x", 5.0, Lower),
+    ("gc_claim_impact", "x", 0.9, Higher),
+    ("resync_objects_per_s_vs_head", "x", 0.8, Higher),
 ];
+
+/// What can be measured.
+const BENCHES: &[&str] = &["queue", "upload", "build", "up", "frontend", "gc"];
 
 /// What the command line asks for.
 #[derive(Debug, Default)]
@@ -92,7 +98,7 @@ impl Options {
         let mut options = Self::default();
         while let Some(argument) = arguments.next() {
             match argument.as_str() {
-                "queue" | "upload" | "build" | "up" | "frontend" => options.benches.push(argument),
+                bench if BENCHES.contains(&bench) => options.benches.push(argument),
                 "--json" => options.json = Some(arguments.next().unwrap_or_else(|| usage()).into()),
                 "--only" => options.only.push(arguments.next().unwrap_or_else(|| usage())),
                 "--set" => {
@@ -117,7 +123,8 @@ impl Options {
 
 fn usage() -> ! {
     eprintln!(
-        "usage: bench queue|upload|build|up|frontend… [--json FILE] [--only TEXT]… [--set POSTGRESQL-SETTING=VALUE]…"
+        "usage: bench {}… [--json FILE] [--only TEXT]… [--set POSTGRESQL-SETTING=VALUE]…",
+        BENCHES.join("|")
     );
     std::process::exit(2)
 }
