@@ -3,6 +3,7 @@
 mod drain;
 mod farm;
 mod losses;
+mod metrics;
 mod outside;
 mod release;
 mod scaling;
