@@ -15,3 +15,4 @@ pub mod sentence;
 pub mod serve;
 pub mod settings;
 pub mod supervised;
+pub mod trace;

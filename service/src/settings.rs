@@ -70,6 +70,11 @@ pub const KNOWN: &[(&str, bool, &str)] = &[
     ("eval_timeout", false, "how long an evaluation may take, such as 30m"),
     ("eval_memory", false, "memory that an evaluation may take, such as 4GiB"),
     ("eval_max_attrs", false, "attributes of an evaluation, at most"),
+    (
+        "otlp_endpoint",
+        false,
+        "where traces of builds go, by OTLP over HTTP, such as http://collector:4318; else nowhere",
+    ),
     ("installation", false, "the file in which the chart tells the operator what to install"),
     ("namespace", false, "the operator's own namespace"),
     (

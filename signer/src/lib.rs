@@ -16,6 +16,7 @@ mod resign;
 mod run;
 mod slots;
 mod sources;
+mod traced;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -29,6 +30,7 @@ use harmonia_queue::resolver::Resolver;
 use harmonia_service::bucket::{Bucket, BucketError};
 use harmonia_service::database;
 use harmonia_service::settings::{Settings, SettingsError};
+use harmonia_service::trace::Tracer;
 use thiserror::Error;
 
 pub use count::Counts;
@@ -116,6 +118,7 @@ pub struct Signer {
     keys: Mutex<Keys>,
     resolver: Resolver,
     counts: Counts,
+    tracer: Tracer,
     log_limit: u64,
 }
 
@@ -130,6 +133,7 @@ impl Signer {
             keys: Mutex::new(keys),
             resolver: Resolver::default(),
             counts: Counts::default(),
+            tracer: Tracer::start(settings, "signer")?,
             log_limit: settings.parse("log_limit")?.unwrap_or(LOG_LIMIT),
         }))
     }

@@ -75,5 +75,7 @@
       "evaluator" $evaluator
       "adminToken" (dict "secret" (include "harmonia-ci.adminTokenSecret" .)) -}}
 {{- with $pool }}{{ $_ := set $installation "pool" . }}{{ end -}}
+{{- with $values.networkPolicy.forbidden }}{{ $_ := set $installation "forbidden" . }}{{ end -}}
+{{- with $values.tracing.endpoint }}{{ $_ := set $installation "tracing" (dict "endpoint" .) }}{{ end -}}
 {{- toYaml $installation -}}
 {{- end -}}

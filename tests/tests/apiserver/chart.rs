@@ -123,6 +123,8 @@ async fn unknown_and_unfit_values_are_refused() {
         ("--set=quickstart.s3.sizes=1Gi", "quickstart.s3: Additional property sizes is not allowed"),
         ("--set=operator.replicas=3", "operator.replicas: Must be less than or equal to 2"),
         ("--set=evaluator.memory=lots", "evaluator.memory: Does not match pattern"),
+        ("--set=tracing.endpoint=collector:4318", "tracing.endpoint: Does not match pattern"),
+        ("--set=networkPolicy.forbidden={10.0.0.1}", "networkPolicy.forbidden.0: Does not match pattern"),
         ("--set=s3.endpoint=minio:9000", "s3.endpoint: Does not match pattern"),
         ("--set=quickstart.persistence.enabled=maybe", "must be one of the following: \"auto\", true, false"),
     ] {
@@ -153,6 +155,7 @@ async fn the_operator_is_told_what_the_values_say() {
             "--set=database.signer.existingSecret=db,database.signer.key=signer",
             "--set=s3.endpoint=https://s3.example.org,s3.publicEndpoint=https://cdn.example.org,s3.region=eu-1",
             "--set=frontend.replicas=3,frontend.anonymousRead=true,signer.nodeSelector.role=trusted",
+            "--set=networkPolicy.forbidden={10.0.0.1/32},tracing.endpoint=http://collector:4318",
         ],
     ]
     .concat())
@@ -171,6 +174,8 @@ async fn the_operator_is_told_what_the_values_say() {
         },
         "signing": {"secret": "keys"},
         "drainTaints": ["example.org/going"],
+        "forbidden": ["10.0.0.1/32"],
+        "tracing": {"endpoint": "http://collector:4318"},
         "frontend": {
             "replicas": 3, "resources": requests("50m", "64Mi"), "nodeSelector": {}, "tolerations": [],
             "url": "http://harmonia-ci-frontend.ci.svc", "anonymousRead": true,

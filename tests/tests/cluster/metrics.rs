@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-use crate::farm::{Farm, NAMESPACE, json, sleeper};
+use harmonia_tests::cluster::{Farm, NAMESPACE, json, sleeper};
 
 #[tokio::test]
 async fn every_role_tells_prometheus_what_the_reference_says_in_the_form_that_it_wants() {
@@ -19,9 +19,15 @@ async fn every_role_tells_prometheus_what_the_reference_says_in_the_form_that_it
         check(role, &text);
         let (_, section) = reference.split_once(&format!("\n## {role}\n")).unwrap();
         let section = section.split("\n## ").next().unwrap();
-        let names = section.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
-        for name in names {
-            assert!(text.contains(&format!("# HELP {name} ")), "{role} does not tell {name}:\n{text}");
+        for row in section.lines().filter_map(|line| line.strip_prefix("| `")) {
+            let mut cells = row.split(" | ");
+            let (name, labels) = (cells.next().unwrap().trim_end_matches('`'), cells.nth(1).unwrap());
+            // What has labels is not told before there is something to tell.
+            let told = text.contains(&format!("# HELP {name} "));
+            assert!(told || !labels.trim().is_empty(), "{role} does not tell {name}:\n{text}");
+        }
+        for name in text.lines().filter_map(|line| line.strip_prefix("# HELP ")?.split(' ').next()) {
+            assert!(section.contains(&format!("| `{name}` |")), "the reference does not know {name}");
         }
     }
 }

@@ -1,11 +1,12 @@
 //! `./dev bench queue`: what the queue costs, as ratios to `pgbench -N` ("SU") at the same number of clients in the same
-//! run, on a private PostgreSQL. `./dev bench upload`, `build` and `up`: see [`upload`], [`build`] and [`up`]. `--only TEXT` runs the groups with a figure whose
+//! run, on a private PostgreSQL. `./dev bench upload`, `build`, `up`, `operator` and `cluster`: see the modules of those names. `--only TEXT` runs the groups with a figure whose
 //! name contains it.
 
 mod background;
 mod baseline;
 mod build;
 mod claim;
+mod cluster;
 mod cycle;
 mod drain;
 mod enqueue;
@@ -15,6 +16,7 @@ mod hub;
 mod literal;
 mod measure;
 mod nixpkgs;
+mod operator;
 mod report;
 mod simulation;
 mod up;
@@ -43,6 +45,12 @@ async fn main() {
     }
     if options.measures("up") {
         up::run(&mut report).await;
+    }
+    if options.measures("operator") {
+        operator::run(&mut report).await;
+    }
+    if options.measures("cluster") {
+        cluster::run(&mut report).await;
     }
     report.print();
     report.write();

@@ -69,6 +69,20 @@ const FIGURES: &[(&str, &str, f64, Better)] = &[
     ("farm_vs_nix", "x", 2.0, Lower),
     ("idle_rss_mb", "MB", 250.0, Lower),
     ("idle_cpu_percent", "%", 1.0, Lower),
+    ("reconcile_1000", "x", 1.5, Lower),
+    ("steady_api_requests_per_min", "", 60.0, Lower),
+    ("steady_cpu_percent", "%", 2.0, Lower),
+    ("operator_rss_mb", "MB", 100.0, Lower),
+    ("scale_up_latency_ms", "ms", 1000.0, Lower),
+    ("failover_s", "s", 5.0, Lower),
+    ("scaling_changes_per_h", "", 2.0, Lower),
+    ("scaling_wasted_percent", "%", 15.0, Lower),
+    ("scaling_wait_vs_max", "x", 1.2, Lower),
+    ("first_claim_vs_bare_pod", "x", 1.5, Lower),
+    ("zero_to_building_vs_bare_pod", "x", 2.0, Lower),
+    ("lost_build_seconds", "s", 0.0, Lower),
+    ("drain_idle_s", "s", 10.0, Lower),
+    ("farm_in_pods_vs_up", "x", 1.2, Lower),
 ];
 
 /// What the command line asks for.
@@ -87,7 +101,9 @@ impl Options {
         let mut options = Self::default();
         while let Some(argument) = arguments.next() {
             match argument.as_str() {
-                "queue" | "upload" | "build" | "up" => options.benches.push(argument),
+                "queue" | "upload" | "build" | "up" | "operator" | "cluster" => {
+                    options.benches.push(argument)
+                }
                 "--json" => options.json = Some(arguments.next().unwrap_or_else(|| usage()).into()),
                 "--only" => options.only.push(arguments.next().unwrap_or_else(|| usage())),
                 "--set" => {
@@ -112,7 +128,7 @@ impl Options {
 
 fn usage() -> ! {
     eprintln!(
-        "usage: bench queue|upload|build|up… [--json FILE] [--only TEXT]… [--set POSTGRESQL-SETTING=VALUE]…"
+        "usage: bench queue|upload|build|up|operator|cluster… [--json FILE] [--only TEXT]… [--set POSTGRESQL-SETTING=VALUE]…"
     );
     std::process::exit(2)
 }
