@@ -73,16 +73,10 @@ impl Counts {
 
     /// An attempt has ended.
     pub fn ended(&self, end: &End) {
-        let word = match end {
-            End::Settled => "settled",
-            End::Failed(failure, _) => {
-                self.failures.get_or_create(&[("kind", failure.as_str())]).inc();
-                "failed"
-            }
-            End::GivenBack(_) => "given_back",
-            End::InputMissing(_) => "input_missing",
-        };
-        self.ends.get_or_create(&[("end", word)]).inc();
+        if let End::Failed(failure, _) = end {
+            self.failures.get_or_create(&[("kind", failure.as_str())]).inc();
+        }
+        self.ends.get_or_create(&[("end", end.name())]).inc();
     }
 
     /// A build has succeeded.

@@ -8,6 +8,7 @@ use harmonia_queue::Fence;
 use harmonia_queue::builder::{Claim, Failure, Session};
 use harmonia_service::protocol;
 use harmonia_service::sentence::sentence;
+use harmonia_service::trace::{Open, PUBLISH, Trace};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
@@ -42,6 +43,18 @@ pub enum End {
     InputMissing(StorePath),
 }
 
+impl End {
+    /// In one word.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Settled => "settled",
+            Self::Failed(..) => "failed",
+            Self::GivenBack(_) => "given_back",
+            Self::InputMissing(_) => "input_missing",
+        }
+    }
+}
+
 /// Does what was claimed and says so. It is held from this call on, not only from when its task begins.
 pub fn run(builder: Arc<Builder>, life: Arc<Life>, claim: Claim) -> impl Future<Output = ()> + Send {
     let tail = Arc::default();
@@ -50,6 +63,8 @@ pub fn run(builder: Arc<Builder>, life: Arc<Life>, claim: Claim) -> impl Future<
         let fence = claim.fence;
         let begun = Instant::now();
         tracing::info!(job = fence.job, attempt = fence.attempt, drv = claim.drv_path, "claimed");
+        let trace = builder.tracer.attempt(fence.job, fence.attempt, &claim.drv_path);
+        let mut whole = trace.whole();
         let file = builder.logs().join(format!("{}.{}", fence.job, fence.attempt));
         let end = match Spool::create(file, builder.config.limits.log, tail) {
             Ok(mut spool) => {
@@ -59,7 +74,7 @@ pub fn run(builder: Arc<Builder>, life: Arc<Life>, claim: Claim) -> impl Future<
                         Halt::Abandoned => End::GivenBack("it was cancelled".to_owned()),
                         Halt::GivenBack(why) => End::GivenBack(why),
                     },
-                    end = attempt(&builder, &life, &claim, &mut spool) => end,
+                    end = attempt(&builder, &life, &claim, &trace, &mut spool) => end,
                 };
                 // Before it is given back: signers take logs of what runs only.
                 if matches!(end, End::GivenBack(_)) && !spool.is_empty() {
@@ -72,6 +87,7 @@ pub fn run(builder: Arc<Builder>, life: Arc<Life>, claim: Claim) -> impl Future<
         };
         report(fence, &end, begun.elapsed());
         builder.counts.ended(&end);
+        say(&mut whole, &end);
         tell(&life.session, fence, end).await;
         life.held.end(fence);
     }
@@ -86,16 +102,22 @@ async fn halt(halted: &mut watch::Receiver<Option<Halt>>) -> Halt {
 }
 
 /// The whole way: inputs, build, upload.
-async fn attempt(builder: &Builder, life: &Life, claim: &Claim, spool: &mut Spool) -> End {
+async fn attempt(builder: &Builder, life: &Life, claim: &Claim, trace: &Trace, spool: &mut Spool) -> End {
     let plan = match plan(claim) {
         Ok(plan) => plan,
         Err(error) => return End::Failed(Failure::NotBuildable, sentence(&error)),
     };
-    let _inputs = match inputs_of(builder, life, &plan).await {
+    let fetching = trace.part("inputs");
+    let inputs = inputs_of(builder, life, &plan).await;
+    drop(fetching);
+    let _inputs = match inputs {
         Ok(hold) => hold,
         Err(error) => return without_inputs(error),
     };
-    let built = match build(builder, life, &plan, spool).await {
+    let building = trace.part("build");
+    let built = build(builder, life, &plan, spool).await;
+    drop(building);
+    let built = match built {
         Ok(built) => built,
         Err(End::Failed(failure, message)) => {
             store_log(life, claim.fence, spool, LOG_PATIENCE).await;
@@ -115,7 +137,7 @@ async fn attempt(builder: &Builder, life: &Life, claim: &Claim, spool: &mut Spoo
     let (job, attempt, took) = (claim.fence.job, claim.fence.attempt, seconds(built.took));
     tracing::info!(job, attempt, took, bytes = size, "built");
     builder.counts.built(built.took, size);
-    let begun = Instant::now();
+    let (begun, _publishing) = (Instant::now(), trace.part(PUBLISH));
     let end = publish(life, claim.fence, &built.outputs, spool, size).await;
     builder.counts.uploaded(begun.elapsed());
     end
@@ -197,6 +219,15 @@ fn report(fence: Fence, end: &End, took: Duration) {
         End::InputMissing(path) => {
             tracing::warn!(job, attempt, took, %path, "given back: an input is missing");
         }
+    }
+}
+
+fn say(whole: &mut Open, end: &End) {
+    whole.say("harmonia_ci.end", end.name());
+    match end {
+        End::Settled => {}
+        End::Failed(_, why) | End::GivenBack(why) => whole.fail(why),
+        End::InputMissing(path) => whole.fail(&format!("the input {path} is missing")),
     }
 }
 

@@ -14,6 +14,7 @@ use harmonia_service::health::Health;
 use harmonia_service::metrics::Metrics;
 use harmonia_service::sentence::sentence;
 use harmonia_service::settings::{Settings, SettingsError};
+use harmonia_service::trace::Tracer;
 use harmonia_service::{database, serve};
 use thiserror::Error;
 use tokio::sync::watch;
@@ -85,6 +86,7 @@ pub struct Builder {
     /// Builds share it; one that has to be alone takes it for itself.
     pub(crate) alone: tokio::sync::RwLock<()>,
     pub(crate) counts: Counts,
+    pub(crate) tracer: Tracer,
     db: Db,
     direct_url: String,
     secret: String,
@@ -108,11 +110,13 @@ pub async fn run(settings: &Settings, stops: watch::Receiver<u32>) -> Result<(),
     let failed = |source| BuilderError::Serve { address: address.to_owned(), source };
     let (listener, bound) = serve::bind(address).await.map_err(failed)?;
     tracing::info!(%bound, node = builder.config.node, slots = builder.config.slots, "builder");
-    tokio::select! {
+    let ended = tokio::select! {
         served = serve::serve(listener, builder.health.routes(), std::future::pending()) => served.map_err(failed),
         lived = builder.lives(stops) => lived,
         never = database::follow(settings, &builder.db) => match never {},
-    }
+    };
+    builder.tracer.flush().await;
+    ended
 }
 
 impl Builder {
@@ -141,6 +145,7 @@ impl Builder {
             store,
             alone: tokio::sync::RwLock::default(),
             counts: Counts::register(&mut metrics),
+            tracer: Tracer::start(settings, "builder")?,
             db: database::connect(settings, CONNECTIONS)?,
             direct_url: url.read().map_err(SettingsError::from)?,
             secret,

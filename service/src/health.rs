@@ -5,12 +5,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use prometheus_client::encoding::text::encode;
 
 use crate::metrics::Metrics;
+
+/// What Prometheus asks for. Others, such as promtool, read only the format before it.
+const OPEN_METRICS: &str = "application/openmetrics-text";
 
 /// How a process is: shared by whatever knows something about it.
 #[derive(Clone)]
@@ -68,13 +71,17 @@ async fn ready(State(health): State<Health>) -> Response {
     (StatusCode::SERVICE_UNAVAILABLE, lines).into_response()
 }
 
-async fn metrics(State(health): State<Health>) -> Response {
+async fn metrics(State(health): State<Health>, headers: HeaderMap) -> Response {
     let mut text = String::new();
-    match encode(&mut text, health.0.metrics.registry()) {
-        Ok(()) => {
-            let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-            ([(header::CONTENT_TYPE, kind)], text).into_response()
-        }
-        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    if encode(&mut text, health.0.metrics.registry()).is_err() {
+        return StatusCode::INTERNAL_SERVER_ERROR.into_response();
     }
+    let accepted =
+        headers.get(header::ACCEPT).and_then(|accepted| accepted.to_str().ok()).unwrap_or_default();
+    if accepted.contains(OPEN_METRICS) {
+        let kind = format!("{OPEN_METRICS}; version=1.0.0; charset=utf-8");
+        return ([(header::CONTENT_TYPE, kind)], text).into_response();
+    }
+    let kind = "text/plain; version=0.0.4; charset=utf-8";
+    ([(header::CONTENT_TYPE, kind)], health.0.metrics.in_older_words(&text)).into_response()
 }

@@ -17,3 +17,4 @@ pub mod sentence;
 pub mod serve;
 pub mod settings;
 pub mod supervised;
+pub mod trace;

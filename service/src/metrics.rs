@@ -27,8 +27,12 @@ pub struct Known {
 impl Known {
     /// As Prometheus shows it.
     pub fn name(&self) -> String {
-        let suffix = if matches!(self.kind, MetricType::Counter) { "_total" } else { "" };
+        let suffix = if self.counts() { "_total" } else { "" };
         format!("{PREFIX}_{}{suffix}", self.name)
+    }
+
+    fn counts(&self) -> bool {
+        matches!(self.kind, MetricType::Counter)
     }
 
     /// Such as `counter`.
@@ -63,7 +67,48 @@ impl Metrics {
         &self.known
     }
 
+    /// The text of OpenMetrics in the format before it, in which a counter is described by its whole name and nothing marks the end.
+    pub(crate) fn in_older_words(&self, text: &str) -> String {
+        let is_counter = |name: &str| {
+            let name = name.strip_prefix(PREFIX).and_then(|name| name.strip_prefix('_'));
+            self.known.iter().any(|known| known.counts() && Some(known.name) == name)
+        };
+        let mut older = String::with_capacity(text.len());
+        for line in text.lines().filter(|line| *line != "# EOF") {
+            let mut words = line.splitn(4, ' ');
+            match (words.next(), words.next(), words.next(), words.next()) {
+                (Some("#"), Some(what), Some(name), Some(rest)) if is_counter(name) => {
+                    older.extend(["# ", what, " ", name, "_total ", rest, "\n"]);
+                }
+                _ => older.extend([line, "\n"]),
+            }
+        }
+        older
+    }
+
     pub(crate) fn registry(&self) -> &Registry {
         &self.registry
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use prometheus_client::encoding::text::encode;
+    use prometheus_client::metrics::counter::Counter;
+    use prometheus_client::metrics::gauge::Gauge;
+
+    use super::*;
+
+    #[test]
+    fn the_older_format_describes_a_counter_by_its_whole_name() {
+        let mut metrics = Metrics::default();
+        metrics.add("ends", &[], "What ended", &<Counter>::default());
+        metrics.add("ends_soon", &[], "What ends", &<Gauge>::default());
+        let mut text = String::new();
+        encode(&mut text, metrics.registry()).unwrap();
+        let expected = "# HELP harmonia_ci_ends_total What ended.\n# TYPE harmonia_ci_ends_total counter\nharmonia_ci_ends_total 0\n\
+                        # HELP harmonia_ci_ends_soon What ends.\n# TYPE harmonia_ci_ends_soon gauge\nharmonia_ci_ends_soon 0\n";
+        assert_eq!(metrics.in_older_words(&text), expected);
     }
 }

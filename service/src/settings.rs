@@ -122,6 +122,11 @@ pub const KNOWN: &[(&str, bool, &str)] = &[
         false,
         "a directory of netrc files by which evaluators read private repositories, by name",
     ),
+    (
+        "otlp_endpoint",
+        false,
+        "where traces of builds go, by OTLP over HTTP, such as http://collector:4318; else nowhere",
+    ),
     ("installation", false, "the file in which the chart tells the operator what to install"),
     ("namespace", false, "the operator's own namespace"),
     (

@@ -14,6 +14,7 @@ use harmonia_service::sentence::sentence;
 
 use crate::publish::BUSY;
 use crate::slots::fence;
+use crate::traced::Traced;
 use crate::{Signer, SignerError, side_by_side};
 
 impl Signer {
@@ -29,12 +30,13 @@ impl Signer {
         };
         let claims = self.claims_of(token, results.iter().map(|result| result.claim)).await?;
         let claims = &claims;
+        let traced = Traced::begin(&self.tracer, claims, &results);
         let look = results.iter().map(|result| match claims.get(&fence(result.claim)) {
             Some(live) => self.check(live, result).boxed(),
             None => std::future::ready(Err(Outcome::Stale)).boxed(),
         });
-        let mut checked = side_by_side(look).await;
-        self.prove_results(claims, &results, &mut checked).await?;
+        let mut checked = traced.during("check", side_by_side(look)).await;
+        traced.during("prove", self.prove_results(claims, &results, &mut checked)).await?;
 
         // One transaction takes the records of all that hold.
         let holds = |result: &BuildResult| Holder {
@@ -49,7 +51,7 @@ impl Signer {
             .collect();
         let verdicts = match good.is_empty() {
             true => Vec::new(),
-            false => signer::accept(&self.db, &good).await?,
+            false => traced.during("accept", signer::accept(&self.db, &good)).await?,
         };
         let verdicts: HashMap<Fence, Verdict> =
             good.iter().map(|(holder, _)| holder.fence).zip(verdicts).collect();
@@ -59,7 +61,10 @@ impl Signer {
             verdicts.iter().filter(|(_, verdict)| taken(verdict)).map(|(fence, _)| fence.job).collect();
         let mut published = match jobs.is_empty() {
             true => HashMap::new(),
-            false => self.publish(signer::accepted(&self.db, &jobs).await?).await.into_iter().collect(),
+            false => {
+                let accepted = signer::accepted(&self.db, &jobs).await?;
+                traced.during("write", self.publish(accepted)).await.into_iter().collect()
+            }
         };
         let outcomes = results.iter().zip(checked).map(|(result, checked)| match checked {
             Err(outcome) => outcome,
@@ -68,7 +73,9 @@ impl Signer {
                 outcome(verdicts.get(&fence).copied(), published.remove(&fence))
             }
         });
-        Ok(outcomes.collect())
+        let outcomes: Vec<Outcome> = outcomes.collect();
+        traced.end(&outcomes);
+        Ok(outcomes)
     }
 
     /// Whether the bucket has what the builder says.

@@ -52,15 +52,7 @@ impl Counts {
     }
 
     pub(crate) fn result(&self, outcome: &Outcome) {
-        let outcome = match outcome {
-            Outcome::Published => "published",
-            Outcome::Adopted => "adopted",
-            Outcome::Stale => "stale",
-            Outcome::Again { .. } => "again",
-            Outcome::Refused { .. } => "refused",
-            Outcome::Later { .. } => "later",
-        };
-        self.results.get_or_create(&[("outcome", outcome)]).inc();
+        self.results.get_or_create(&[("outcome", word(outcome))]).inc();
     }
 
     pub(crate) fn swept(&self, swept: &Swept) {
@@ -73,5 +65,17 @@ impl Counts {
 
     pub(crate) fn recovered(&self, jobs: usize) {
         self.recovered.inc_by(jobs as u64);
+    }
+}
+
+/// What became of a result, in one word.
+pub(crate) fn word(outcome: &Outcome) -> &'static str {
+    match outcome {
+        Outcome::Published => "published",
+        Outcome::Adopted => "adopted",
+        Outcome::Stale => "stale",
+        Outcome::Again { .. } => "again",
+        Outcome::Refused { .. } => "refused",
+        Outcome::Later { .. } => "later",
     }
 }

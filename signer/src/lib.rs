@@ -18,6 +18,7 @@ mod run;
 mod slots;
 mod sources;
 mod sweep;
+mod traced;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -31,6 +32,7 @@ use harmonia_queue::resolver::Resolver;
 use harmonia_service::bucket::{Bucket, BucketError};
 use harmonia_service::database;
 use harmonia_service::settings::{Settings, SettingsError};
+use harmonia_service::trace::Tracer;
 use thiserror::Error;
 
 pub use count::Counts;
@@ -120,6 +122,7 @@ pub struct Signer {
     keys: Mutex<Keys>,
     resolver: Resolver,
     counts: Counts,
+    tracer: Tracer,
     log_limit: u64,
 }
 
@@ -134,6 +137,7 @@ impl Signer {
             keys: Mutex::new(keys),
             resolver: Resolver::default(),
             counts: Counts::default(),
+            tracer: Tracer::start(settings, "signer")?,
             log_limit: settings.parse("log_limit")?.unwrap_or(LOG_LIMIT),
         }))
     }

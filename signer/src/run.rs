@@ -48,6 +48,7 @@ pub async fn run(
     if let Err(error) = replica.leave(&signer.db).await {
         tracing::debug!(%error, "could not sign off");
     }
+    signer.tracer.flush().await;
     served
 }
 

@@ -1,6 +1,7 @@
 //! What the tests and benches of harmonia-ci stand on: a private PostgreSQL, private Nix daemons and S3 servers,
 //! a real Kubernetes, and a real derivation graph.
 
+pub mod cluster;
 pub mod desk;
 pub mod farm;
 pub mod gateway;

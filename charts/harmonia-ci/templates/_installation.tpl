@@ -88,5 +88,7 @@
       "adminToken" (dict "secret" (include "harmonia-ci.adminTokenSecret" .)) -}}
 {{- with $pool }}{{ $_ := set $installation "pool" . }}{{ end -}}
 {{- with $forges }}{{ $_ := set $installation "forges" . }}{{ end -}}
+{{- with $values.networkPolicy.forbidden }}{{ $_ := set $installation "forbidden" . }}{{ end -}}
+{{- with $values.tracing.endpoint }}{{ $_ := set $installation "tracing" (dict "endpoint" .) }}{{ end -}}
 {{- toYaml $installation -}}
 {{- end -}}

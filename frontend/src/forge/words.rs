@@ -164,6 +164,7 @@ mod tests {
             untrusted: false,
             stage,
             error: None,
+            pinned: false,
             created_at: String::new(),
             started_at: None,
             ended_at: None,

@@ -36,6 +36,12 @@ pub struct Installation {
     /// Taints of nodes that are about to go, beside a cordon.
     #[serde(default)]
     pub drain_taints: Vec<String>,
+    /// Networks that builds must not reach, beside the clouds' metadata services.
+    #[serde(default)]
+    pub forbidden: Vec<String>,
+    /// Where builders and signers send traces. None: nowhere.
+    #[serde(default)]
+    pub tracing: Option<Tracing>,
     /// The frontends.
     pub frontend: Frontend,
     /// The signers.
@@ -142,6 +148,14 @@ pub struct Forge {
 pub struct AdminToken {
     /// The Secret to put it into, as `token`.
     pub secret: String,
+}
+
+/// A collector of traces.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Tracing {
+    /// Its URL, to which OTLP's paths are added.
+    pub endpoint: String,
 }
 
 /// The pool to begin with.

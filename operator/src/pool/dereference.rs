@@ -23,7 +23,7 @@ pub struct Endpoint {
 
 impl Endpoint {
     /// Of a URL. None: it names no host, such as that of a socket.
-    fn of(url: &str, default: u16) -> Option<Self> {
+    pub fn of(url: &str, default: u16) -> Option<Self> {
         let url = Url::parse(url).ok()?;
         let host = url.host_str().filter(|host| !host.is_empty())?;
         let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();

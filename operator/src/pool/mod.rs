@@ -48,6 +48,8 @@ use keys::Keys;
 use mirrored::Mirrored;
 use numbers::Numbers;
 use scale::{Begun, Histories, Scaled};
+/// How many builders a pool should have, for whoever simulates it.
+pub use scale::{Bounds, Decision, History, Snapshot, desired_replicas};
 
 const KIND: &str = "BuilderPool";
 /// How often the database is asked for the numbers of all pools; sooner, if it says that something became ready,

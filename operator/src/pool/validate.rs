@@ -69,6 +69,10 @@ pub struct Wanted {
     pub database: Option<Endpoint>,
     /// and the bucket.
     pub bucket: Option<Endpoint>,
+    /// Where traces go.
+    pub tracing: Option<String>,
+    /// Networks that builds must not reach.
+    pub forbidden: Vec<String>,
 }
 
 /// What is wanted, or why it cannot be had.
@@ -138,6 +142,8 @@ pub fn validate(
         release_namespace: release_namespace.to_owned(),
         database: known.database,
         bucket: known.bucket,
+        tracing: installation.tracing.as_ref().map(|tracing| tracing.endpoint.clone()),
+        forbidden: installation.forbidden.clone(),
     })
 }
 

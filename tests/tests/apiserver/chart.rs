@@ -27,9 +27,14 @@ fn chart() -> String {
 
 /// What Helm printed, or its complaint.
 async fn helm(words: &[&str]) -> Result<String, String> {
+    run("helm", words).await
+}
+
+async fn run(program: &str, words: &[&str]) -> Result<String, String> {
+    let output = Command::new(program).args(words).output().await;
     let output =
-        Command::new("helm").args(words).output().await.expect("helm, which `./dev test` puts into PATH");
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text from helm");
+        output.unwrap_or_else(|error| panic!("{program}, which `./dev test` puts into PATH: {error}"));
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
     if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
 }
 
@@ -118,6 +123,8 @@ async fn unknown_and_unfit_values_are_refused() {
         ("--set=quickstart.s3.sizes=1Gi", "quickstart.s3: Additional property sizes is not allowed"),
         ("--set=operator.replicas=3", "operator.replicas: Must be less than or equal to 2"),
         ("--set=evaluator.memory=lots", "evaluator.memory: Does not match pattern"),
+        ("--set=tracing.endpoint=collector:4318", "tracing.endpoint: Does not match pattern"),
+        ("--set=networkPolicy.forbidden={10.0.0.1}", "networkPolicy.forbidden.0: Does not match pattern"),
         ("--set=s3.endpoint=minio:9000", "s3.endpoint: Does not match pattern"),
         ("--set=quickstart.persistence.enabled=maybe", "must be one of the following: \"auto\", true, false"),
     ] {
@@ -148,6 +155,7 @@ async fn the_operator_is_told_what_the_values_say() {
             "--set=database.signer.existingSecret=db,database.signer.key=signer",
             "--set=s3.endpoint=https://s3.example.org,s3.publicEndpoint=https://cdn.example.org,s3.region=eu-1",
             "--set=frontend.replicas=3,frontend.anonymousRead=true,signer.nodeSelector.role=trusted",
+            "--set=networkPolicy.forbidden={10.0.0.1/32},tracing.endpoint=http://collector:4318",
         ],
     ]
     .concat())
@@ -166,6 +174,8 @@ async fn the_operator_is_told_what_the_values_say() {
         },
         "signing": {"secret": "keys"},
         "drainTaints": ["example.org/going"],
+        "forbidden": ["10.0.0.1/32"],
+        "tracing": {"endpoint": "http://collector:4318"},
         "frontend": {
             "replicas": 3, "resources": requests("50m", "64Mi"), "nodeSelector": {}, "tolerations": [],
             "url": "http://harmonia-ci-frontend.ci.svc", "anonymousRead": true,
@@ -256,6 +266,53 @@ async fn definitions_are_kept_unless_told_otherwise() {
     let with = async |option| objects(&[&PRODUCTION[..], &[option]].concat()).await;
     assert_eq!(policy(&with("--set=crds.keep=false").await), Some(Value::Null));
     assert_eq!(policy(&with("--set=crds.install=false").await), None);
+}
+
+const WATCHED: &str = "--set=metrics.serviceMonitor.enabled=true,metrics.prometheusRule.enabled=true,\
+                       metrics.prometheusRule.labels.release=prometheus,metrics.dashboard.enabled=true";
+
+#[tokio::test]
+async fn who_is_on_call_gets_rules_that_fire_and_a_dashboard() {
+    let objects = objects(&[&PRODUCTION[..], &[WATCHED]].concat()).await;
+    let rule = find(&objects, "PrometheusRule", "harmonia-ci").unwrap();
+    assert_eq!(rule["metadata"]["labels"]["release"], "prometheus");
+    let map = find(&objects, "ConfigMap", "harmonia-ci-dashboard").unwrap();
+    assert_eq!(map["metadata"]["labels"]["grafana_dashboard"], "1");
+    let dashboard: Value = serde_json::from_str(map["data"]["harmonia-ci.json"].as_str().unwrap()).unwrap();
+    assert!(dashboard["panels"].as_array().unwrap().len() > 10);
+
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("rules.yaml");
+    fs::write(&file, serde_json::to_string(&rule["spec"]).unwrap()).unwrap();
+    run("promtool", &["check", "rules", "--lint=all", "--lint-fatal", file.to_str().unwrap()]).await.unwrap();
+    let tests = root().join("tests/tests/apiserver/alerts.yaml");
+    let tested = run("promtool", &["test", "rules", tests.to_str().unwrap()]).await;
+    tested.unwrap_or_else(|complaint| panic!("{complaint}"));
+
+    let none = self::objects(&PRODUCTION).await;
+    assert!(kinds(&none).is_disjoint(&BTreeSet::from(["ServiceMonitor", "PodMonitor", "PrometheusRule"])));
+}
+
+#[tokio::test]
+async fn alerts_and_dashboard_speak_of_metrics_that_there_are_and_every_alert_says_what_to_do() {
+    let read = |file: &str| fs::read_to_string(root().join(file)).unwrap();
+    let (metrics, advice) = (read("docs/reference/metrics.md"), read("docs/operations.md"));
+    let rules: Value = serde_saphyr::from_str(&read("charts/harmonia-ci/files/alerts.yaml")).unwrap();
+    for rule in rules["groups"][0]["rules"].as_array().unwrap() {
+        let alert = rule["alert"].as_str().unwrap();
+        assert!(advice.contains(&format!("| `{alert}` |")), "{alert} is not in docs/operations.md");
+    }
+    for file in ["alerts.yaml", "dashboard.json"] {
+        let text = read(&format!("charts/harmonia-ci/files/{file}"));
+        let mut seen = 0;
+        for word in text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_') {
+            let Some(rest) = word.strip_prefix("harmonia_ci_") else { continue };
+            let metric = rest.strip_suffix("_bucket").unwrap_or(rest);
+            assert!(metrics.contains(&format!("| `harmonia_ci_{metric}` |")), "{file}: there is no {word}");
+            seen += 1;
+        }
+        assert!(seen > 10, "{file}");
+    }
 }
 
 #[tokio::test]

@@ -13,3 +13,4 @@ mod races;
 mod realised;
 mod scene;
 mod stage;
+mod traces;

@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
+use harmonia_tests::cluster::{Farm, NAMESPACE, outcomes, sleeper, succeeded};
 use harmonia_tests::kube::{eventually, kubectl};
 use tokio::time::Instant;
-
-use crate::farm::{Farm, NAMESPACE, outcomes, sleeper, succeeded};
 
 /// Two pods, one on each node, one build at once in each.
 const TWO: &str = "  replicas: 2\n  slots: 1";

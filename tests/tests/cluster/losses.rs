@@ -3,12 +3,11 @@
 
 use std::time::Duration;
 
-use harmonia_tests::kube::{eventually, in_node, kubectl, node_off, node_on};
-use tokio::time::Instant;
-
-use crate::farm::{
+use harmonia_tests::cluster::{
     Farm, NAMESPACE, RELEASE, json, kill_container, lose_operator, outcomes, pod_of, sleeper, version,
 };
+use harmonia_tests::kube::{eventually, in_node, kubectl, node_off, node_on};
+use tokio::time::Instant;
 
 const TWO: &str = "  replicas: 2\n  slots: 1";
 
@@ -132,7 +131,7 @@ async fn whatever_goes_away_and_comes_back_costs_no_attempt() {
     let s3 = json(&["-n", NAMESPACE, "get", "pod", &format!("{RELEASE}-s3-0")]).await;
     let frozen = s3["spec"]["nodeName"].as_str().unwrap();
     signal(frozen, "STOP", "harmonia-ci s3").await;
-    tokio::time::sleep(Duration::from_secs(30)).await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
     signal(frozen, "CONT", "harmonia-ci s3").await;
     kill_container(&pod_of("operator").await, "operator").await;
 

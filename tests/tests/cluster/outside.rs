@@ -3,12 +3,11 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
+use harmonia_tests::cluster::{Farm, NAMESPACE, RELEASE, json};
 use harmonia_tests::kube::kubectl;
 use serde_json::Value;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use tempfile::TempDir;
-
-use crate::farm::{Farm, NAMESPACE, RELEASE, json};
 
 #[tokio::test]
 async fn the_demo_is_built_in_pods_and_substituted_by_a_nix_client_outside() {
@@ -37,7 +36,7 @@ async fn the_demo_is_built_in_pods_and_substituted_by_a_nix_client_outside() {
 async fn a_pool_says_what_it_has_in_the_words_of_kubectl() {
     let farm = Farm::get().await;
     let pool = farm.pool("words", "  replicas: 1").await;
-    let table = kubectl(&["-n", NAMESPACE, "get", "bp", pool.name]).await;
+    let table = kubectl(&["-n", NAMESPACE, "get", "bp", &pool.name]).await;
     for column in ["READY", "DESIRED", "CURRENT", "BUSY", "QUEUED", "DRAINING", "SYSTEMS", "AGE"] {
         assert!(table.contains(column), "{column} is not in:\n{table}");
     }

@@ -3,10 +3,9 @@
 use std::process::Command;
 use std::time::Duration;
 
+use harmonia_tests::cluster::{self, Farm, RELEASE, apply, helm, install, json, way_in};
 use harmonia_tests::kube::{eventually, kubectl, try_kubectl};
 use serde_json::Value;
-
-use crate::farm::{self, Farm, RELEASE, apply, helm, install, json, way_in};
 
 const NAMESPACE: &str = "second";
 /// As it is where several teams share a cluster.
@@ -50,7 +49,7 @@ impl Alone {
         kubectl(&SCALE.map(|word| if word == "--replicas=1" { "--replicas=0" } else { word })).await;
         kubectl(&[
             "-n",
-            farm::NAMESPACE,
+            cluster::NAMESPACE,
             "wait",
             "--for=delete",
             "pod",
@@ -70,4 +69,5 @@ impl Drop for Alone {
 }
 
 const OPERATOR: &str = "app.kubernetes.io/component=operator";
-const SCALE: [&str; 5] = ["-n", farm::NAMESPACE, "scale", "deployment/harmonia-ci-operator", "--replicas=1"];
+const SCALE: [&str; 5] =
+    ["-n", cluster::NAMESPACE, "scale", "deployment/harmonia-ci-operator", "--replicas=1"];

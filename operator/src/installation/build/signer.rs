@@ -11,6 +11,7 @@ pub fn build(wanted: &Wanted<'_>) -> PodTemplateSpec {
     let (mut env, key) = bucket(wanted);
     let keys = format!("{RUN}/{SIGNING}");
     env.extend([own_url(wanted), setting("SIGNING_KEY_FILES", &keys)]);
+    env.extend(wanted.installation.tracing.iter().map(|tracing| setting("OTLP_ENDPOINT", &tracing.endpoint)));
     let mut container = container(wanted, slim(wanted), USER, env);
     let mounts = container.volume_mounts.get_or_insert_default();
     mounts.push(mount(SIGNING, &keys));

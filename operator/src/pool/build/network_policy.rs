@@ -27,14 +27,20 @@ pub fn build(wanted: &Wanted) -> NetworkPolicy {
             ports: Some(CONTROL_PLANE.iter().map(|number| port("TCP", *number)).collect()),
         },
     ];
-    let services = [&wanted.database, &wanted.bucket];
+    let collector = wanted.tracing.as_deref().and_then(|endpoint| Endpoint::of(endpoint, 4318));
+    let services = [&wanted.database, &wanted.bucket, &collector];
     egress.extend(services.into_iter().flatten().map(|endpoint| NetworkPolicyEgressRule {
         to: Some(vec![peer(endpoint)]),
         ports: Some(vec![port("TCP", i32::from(endpoint.port))]),
     }));
-    let internet = METADATA.map(|(all, except)| NetworkPolicyPeer {
-        ip_block: Some(IPBlock { cidr: all.to_owned(), except: Some(vec![except.to_owned()]) }),
-        ..NetworkPolicyPeer::default()
+    let internet = METADATA.map(|(all, except)| {
+        let same_family = |network: &&String| network.contains(':') == all.contains(':');
+        let except =
+            [except.to_owned()].into_iter().chain(wanted.forbidden.iter().filter(same_family).cloned());
+        NetworkPolicyPeer {
+            ip_block: Some(IPBlock { cidr: all.to_owned(), except: Some(except.collect()) }),
+            ..NetworkPolicyPeer::default()
+        }
     });
     egress.push(NetworkPolicyEgressRule { to: Some(internet.into()), ports: None });
     NetworkPolicy {

@@ -175,7 +175,8 @@ fn environment(wanted: &Wanted) -> Vec<EnvVar> {
     ];
     let fields = [("NODE", "metadata.name"), ("KUBE_NODE", "spec.nodeName")];
     let fields = fields.map(|(name, path)| field(&format!("HARMONIA_CI_{name}"), path));
-    values.map(|(name, value)| setting(name, value)).into_iter().chain(fields).collect()
+    let tracing = wanted.tracing.iter().map(|endpoint| setting("OTLP_ENDPOINT", endpoint));
+    values.map(|(name, value)| setting(name, value)).into_iter().chain(tracing).chain(fields).collect()
 }
 
 /// Garbage is collected when a tenth of the store is left, or 2 GiB.

@@ -110,6 +110,26 @@ fn an_overlay_is_laid_over_ours() {
 }
 
 #[test]
+fn builds_reach_neither_metadata_nor_what_is_forbidden_and_builders_reach_the_collector() {
+    let mut wanted = wanted(json!({}));
+    wanted.forbidden = vec!["10.0.0.1/32".to_owned(), "fd00::1/128".to_owned()];
+    wanted.tracing = Some("http://10.1.2.3:4318".to_owned());
+    let objects = build(&wanted);
+    let policy = serde_json::to_value(&objects.network_policy).unwrap();
+    let egress = policy["spec"]["egress"].as_array().unwrap();
+    let internet = &egress.last().unwrap()["to"];
+    assert_eq!(internet[0]["ipBlock"]["except"], json!(["169.254.169.254/32", "10.0.0.1/32"]));
+    assert_eq!(internet[1]["ipBlock"]["except"], json!(["fd00:ec2::254/128", "fd00::1/128"]));
+    assert!(egress.iter().any(|rule| {
+        rule["to"][0]["ipBlock"]["cidr"] == "10.1.2.3/32" && rule["ports"][0]["port"] == 4318
+    }));
+    let Workload::Deployment(workload) = objects.workload else { panic!("a Deployment was expected") };
+    let workload = serde_json::to_value(workload).unwrap();
+    let env = workload.pointer("/spec/template/spec/containers/0/env").unwrap().as_array().unwrap();
+    assert!(env.contains(&json!({"name": "HARMONIA_CI_OTLP_ENDPOINT", "value": "http://10.1.2.3:4318"})));
+}
+
+#[test]
 fn the_builder_has_no_token_of_the_cache_and_the_daemon_no_login() {
     let template = template(json!({}));
     let mounts = |path: &str| -> Vec<String> {

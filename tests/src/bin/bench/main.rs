@@ -6,6 +6,7 @@ mod background;
 mod baseline;
 mod build;
 mod claim;
+mod cluster;
 mod cycle;
 mod drain;
 mod enqueue;
@@ -17,6 +18,7 @@ mod hub;
 mod literal;
 mod measure;
 mod nixpkgs;
+mod operator;
 mod report;
 mod simulation;
 mod up;
@@ -61,6 +63,12 @@ async fn main() {
     }
     if options.measures("gc") {
         gc::run(&options, &mut report).await;
+    }
+    if options.measures("operator") {
+        operator::run(&mut report).await;
+    }
+    if options.measures("cluster") {
+        cluster::run(&mut report).await;
     }
     report.print();
     report.write();

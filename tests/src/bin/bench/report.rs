@@ -77,10 +77,24 @@ const FIGURES: &[(&str, &str, f64, Better)] = &[
     ("gc_plan_vs_scan", "x", 5.0, Lower),
     ("gc_claim_impact", "x", 0.9, Higher),
     ("resync_objects_per_s_vs_head", "x", 0.8, Higher),
+    ("reconcile_1000", "x", 1.5, Lower),
+    ("steady_api_requests_per_min", "", 60.0, Lower),
+    ("steady_cpu_percent", "%", 2.0, Lower),
+    ("operator_rss_mb", "MB", 100.0, Lower),
+    ("scale_up_latency_ms", "ms", 1000.0, Lower),
+    ("failover_s", "s", 5.0, Lower),
+    ("scaling_changes_per_h", "", 2.0, Lower),
+    ("scaling_wasted_percent", "%", 15.0, Lower),
+    ("scaling_wait_vs_max", "x", 1.2, Lower),
+    ("first_claim_vs_bare_pod", "x", 1.5, Lower),
+    ("zero_to_building_vs_bare_pod", "x", 2.0, Lower),
+    ("lost_build_seconds", "s", 0.0, Lower),
+    ("drain_idle_s", "s", 10.0, Lower),
+    ("farm_in_pods_vs_up", "x", 1.2, Lower),
 ];
 
 /// What can be measured.
-const BENCHES: &[&str] = &["queue", "upload", "build", "up", "frontend", "gc"];
+const BENCHES: &[&str] = &["queue", "upload", "build", "up", "frontend", "gc", "operator", "cluster"];
 
 /// What the command line asks for.
 #[derive(Debug, Default)]

@@ -1,8 +1,8 @@
 //! `./dev bench up`: a farm on one machine, as a person starts it, against what it is made of: `initdb`, `nix-instantiate`,
 //! `nix-build`, by the same programs in stores of the same kind, in the same run.
 
-mod evaluate;
-mod expressions;
+pub mod evaluate;
+pub mod expressions;
 mod farm;
 mod idle;
 mod ready;

@@ -2,15 +2,16 @@
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use harmonia_tests::kube::{eventually, in_node, kubectl, try_kubectl};
-use harmonia_tests::press::free_port;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::sync::OnceCell;
+
+use crate::kube::{eventually, in_node, kubectl, try_kubectl};
+use crate::press::free_port;
 
 /// Where it is installed.
 pub const NAMESPACE: &str = "ci";
@@ -19,12 +20,13 @@ pub const RELEASE: &str = "harmonia-ci";
 /// How long anything may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(240);
 /// The host, as pods reach it.
-const HOST: &str = "10.213.0.1";
+pub const HOST: &str = "10.213.0.1";
 
 /// A person with the farm's token, and a server of repositories that ends with the test.
 pub struct Farm {
     http: reqwest::Client,
     url: String,
+    /// Who may do everything.
     pub token: String,
     repositories: TempDir,
     server: Child,
@@ -34,11 +36,13 @@ pub struct Farm {
 /// A pool of builders and a project that builds nowhere else; gone with the test.
 pub struct Pool<'a> {
     farm: &'a Farm,
-    pub name: &'static str,
+    /// Of both.
+    pub name: String,
 }
 
 /// A build of so many seconds.
 pub struct Sleeper {
+    /// Its own.
     pub name: String,
     seconds: u32,
 }
@@ -68,18 +72,27 @@ impl Farm {
 
     /// A verb as a person types it, which must succeed; what it printed.
     pub async fn does(&self, words: &[&str]) -> String {
-        // The test is in target/debug/deps, the program above it.
+        // A test is in target/debug/deps, the program above it; a bench is beside it.
         let own = std::env::current_exe().unwrap();
-        let program = own.parent().unwrap().parent().unwrap().join("harmonia-ci");
+        let program =
+            own.ancestors().skip(1).map(|place| place.join("harmonia-ci")).find(|file| file.is_file());
+        let program = program.expect("harmonia-ci is built");
         let mut command = tokio::process::Command::new(program);
         command.args(words).env("HARMONIA_CI_URL", &self.url).env("HARMONIA_CI_TOKEN", &self.token);
         succeed(command.kill_on_drop(true)).await
     }
 
-    /// What the API answers.
+    /// What the API answers, by a frontend that may be replaced meanwhile.
     pub async fn api(&self, path: &str) -> Value {
-        let request = self.http.get(format!("{}{path}", self.url)).bearer_auth(&self.token);
-        let answer = request.send().await.unwrap();
+        let until = Instant::now() + PATIENCE;
+        let answer = loop {
+            let request = self.http.get(format!("{}{path}", self.url)).bearer_auth(&self.token);
+            match request.send().await {
+                Ok(answer) => break answer,
+                Err(error) => assert!(Instant::now() < until, "{path}: {error}"),
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        };
         assert!(answer.status().is_success(), "{path}: {}", answer.text().await.unwrap_or_default());
         answer.json().await.unwrap()
     }
@@ -107,16 +120,17 @@ impl Farm {
     }
 
     /// A pool whose pods are ready, with these lines in its spec, and a project of the same name.
-    pub async fn pool(&self, name: &'static str, spec: &str) -> Pool<'_> {
+    pub async fn pool(&self, name: &str, spec: &str) -> Pool<'_> {
         self.pool_with_store(name, "{mode: EmptyDir, size: 2Gi}", spec).await
     }
 
-    /// The same with another store.
-    pub async fn pool_with_store(&self, name: &'static str, store: &str, spec: &str) -> Pool<'_> {
-        let pool = Pool { farm: self, name };
+    /// The same with another store. Nothing is fetched from outside, where there is nothing, unless the spec says how.
+    pub async fn pool_with_store(&self, name: &str, store: &str, spec: &str) -> Pool<'_> {
+        let pool = Pool { farm: self, name: name.to_owned() };
+        let nix = if spec.contains("  nix: ") { "" } else { "  nix: {substituters: []}\n" };
         apply(&format!(
             "apiVersion: ci.harmonia.dev/v1alpha1\nkind: BuilderPool\nmetadata: {{name: {name}, namespace: {NAMESPACE}}}\n\
-             spec:\n  systems: [x86_64-linux]\n  store: {store}\n  nix: {{substituters: []}}\n{spec}\n---\n\
+             spec:\n  systems: [x86_64-linux]\n  store: {store}\n{nix}{spec}\n---\n\
              apiVersion: ci.harmonia.dev/v1alpha1\nkind: Project\nmetadata: {{name: {name}, namespace: {NAMESPACE}}}\n\
              spec: {{source: {{git: {{url: 'https://example.org/{name}.git'}}}}, pools: [{name}]}}\n"
         ))
@@ -179,8 +193,20 @@ impl Pool<'_> {
             let script = format!("echo begun; ${{busybox}} sleep {}; echo ended; echo >$out", build.seconds);
             format!("  {name} = make \"{name}\" \"{script}\";\n", name = build.name)
         };
-        let expression = format!("{MAKE}{{\n{}}}\n", builds.iter().map(attribute).collect::<String>());
-        let url = self.farm.serve(&builds[0].name, &[("default.nix", &expression)]);
+        self.evaluate(&builds[0].name, &builds.iter().map(attribute).collect::<String>()).await;
+    }
+
+    /// Queues fetches of URLs that have `hello` for an answer, by Nix itself.
+    pub async fn queue_fetches(&self, fetches: &[(Sleeper, String)]) {
+        let attribute = |(build, url): &(Sleeper, String)| {
+            format!("  {name} = fetch \"{name}\" \"{url}\";\n", name = build.name)
+        };
+        self.evaluate(&fetches[0].0.name, &fetches.iter().map(attribute).collect::<String>()).await;
+    }
+
+    async fn evaluate(&self, repository: &str, attributes: &str) {
+        let expression = format!("{MAKE}{{\n{attributes}}}\n");
+        let url = self.farm.serve(repository, &[("default.nix", &expression)]);
         self.farm.does(&["eval", &url, "--project", &format!("{NAMESPACE}/{}", self.name)]).await;
     }
 
@@ -278,6 +304,14 @@ const MAKE: &str = r#"let
     builder = busybox;
     system = builtins.currentSystem;
     args = [ "sh" "-euc" script ];
+  };
+  fetch = name: url: derivation {
+    inherit name url;
+    builder = "builtin:fetchurl";
+    system = "builtin";
+    outputHashMode = "flat";
+    outputHashAlgo = "sha256";
+    outputHash = builtins.hashString "sha256" "hello\n";
   };
 in
 "#;

@@ -1,0 +1,164 @@
+//! `./dev bench cluster`: a farm in a real Kubernetes of two nodes, against pods that do nothing and against a farm on one machine.
+
+use std::time::{Duration, Instant};
+
+use harmonia_tests::cluster::{Farm, NAMESPACE, Pool, Sleeper, install, json, sleeper, succeeded};
+use harmonia_tests::kube::{eventually, kubectl, try_kubectl};
+use serde_json::{Value, json};
+
+use crate::measure::median;
+use crate::report::Report;
+use crate::up;
+
+/// How often a ratio is taken; the median of them counts.
+const ROUNDS: usize = 3;
+const PATIENCE: Duration = Duration::from_secs(240);
+
+/// Measures what is asked for.
+pub async fn run(report: &mut Report<'_>) {
+    let farm = Farm::get().await;
+    if report.wants(&["first_claim_vs_bare_pod", "zero_to_building_vs_bare_pod"]) {
+        starts(&farm, report).await;
+    }
+    if report.wants(&["drain_idle_s"]) {
+        report.put("drain_idle_s", drain_idle(&farm).await);
+    }
+    if report.wants(&["lost_build_seconds"]) {
+        report.put("lost_build_seconds", lost(&farm).await);
+    }
+    if report.wants(&["farm_in_pods_vs_up"]) {
+        report.put("farm_in_pods_vs_up", demo(&farm).await);
+    }
+}
+
+/// From a pod to a build in it, over the same pod with nothing in it.
+async fn starts(farm: &Farm, report: &mut Report<'_>) {
+    let (mut claims, mut wakes) = (Vec::new(), Vec::new());
+    for round in 0..ROUNDS {
+        let pool = farm.pool(&format!("start-{round}"), "  replicas: 0\n  slots: 1").await;
+        let bare = bare_pod(&pool, &format!("bare-{round}")).await;
+        claims.push(first_claim(farm, &pool).await / bare);
+        drop(pool);
+        let scaling = "  slots: 1\n  scaling: {min: 0, max: 1, stabilizationWindow: 5s}";
+        let pool = farm.pool(&format!("wake-{round}"), scaling).await;
+        wakes.push(zero_to_building(farm, &pool).await / bare);
+    }
+    report.put("first_claim_vs_bare_pod", median(claims));
+    report.put("zero_to_building_vs_bare_pod", median(wakes));
+}
+
+/// How long a pod takes to be ready that has a builder's containers and volumes, each of which sleeps.
+async fn bare_pod(pool: &Pool<'_>, name: &str) -> f64 {
+    let workload = json(&["-n", NAMESPACE, "get", "deployment", &format!("{}-builder", pool.name)]).await;
+    let mut spec = workload["spec"]["template"]["spec"].clone();
+    spec["terminationGracePeriodSeconds"] = 0.into();
+    for kind in ["containers", "initContainers"] {
+        for container in spec[kind].as_array_mut().into_iter().flatten() {
+            let lasts = kind == "containers" || container["restartPolicy"] == "Always";
+            let seconds = if lasts { "infinity" } else { "0" };
+            container["command"] = json!(["busybox", "sleep", seconds]);
+            for field in ["args", "livenessProbe", "readinessProbe", "startupProbe"] {
+                container.as_object_mut().expect("a container").remove(field);
+            }
+        }
+    }
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": NAMESPACE}, "spec": spec});
+    let begun = Instant::now();
+    try_kubectl(&["create", "--filename", "-"], &pod.to_string()).await.expect("a pod");
+    let pod = format!("pod/{name}");
+    kubectl(&["-n", NAMESPACE, "wait", "--for=condition=Ready", "--timeout=120s", &pod]).await;
+    let took = begun.elapsed().as_secs_f64();
+    kubectl(&["-n", NAMESPACE, "delete", &pod]).await;
+    eprintln!("   a bare pod is ready after {took:.2} s");
+    took
+}
+
+/// From a builder's pod to what it builds first.
+async fn first_claim(farm: &Farm, pool: &Pool<'_>) -> f64 {
+    let build = sleeper("first", 1);
+    pool.queue(std::slice::from_ref(&build)).await;
+    waits(farm, &build).await;
+    kubectl(&["-n", NAMESPACE, "scale", &format!("builderpool/{}", pool.name), "--replicas=1"]).await;
+    eventually("there is a pod", PATIENCE, async || !pool.pods().await.is_empty()).await;
+    let begun = Instant::now();
+    begins(farm, &build, begun, "after its pod").await
+}
+
+/// From a build that nobody is there for to its beginning.
+async fn zero_to_building(farm: &Farm, pool: &Pool<'_>) -> f64 {
+    let build = sleeper("woken", 1);
+    pool.queue(std::slice::from_ref(&build)).await;
+    waits(farm, &build).await;
+    begins(farm, &build, Instant::now(), "from nothing").await
+}
+
+async fn waits(farm: &Farm, build: &Sleeper) {
+    eventually("it is known", PATIENCE, async || farm.build(&build.name).await.is_some()).await;
+}
+
+async fn begins(farm: &Farm, build: &Sleeper, begun: Instant, what: &str) -> f64 {
+    let runs = |build: &Value| build["state"] == "building" || succeeded(build);
+    farm.until(&build.name, runs).await;
+    let took = begun.elapsed().as_secs_f64();
+    eprintln!("   building {took:.2} s {what}");
+    took
+}
+
+async fn drain_idle(farm: &Farm) -> f64 {
+    let pool = farm.pool("idle", "  replicas: 2\n  slots: 1").await;
+    let (_, node) = pool.pods().await.remove(0);
+    let begun = Instant::now();
+    pool.drain(&node).await;
+    begun.elapsed().as_secs_f64()
+}
+
+/// Seconds of attempts that came to nothing while a node was drained, a pool rolled out or made smaller, a release upgraded.
+async fn lost(farm: &Farm) -> f64 {
+    let pool = farm.pool("lost", "  replicas: 2\n  slots: 1").await;
+    let mut lost = 0.0;
+    for trouble in ["drain", "rollout", "scale-in", "upgrade"] {
+        let builds = [sleeper(trouble, 15), sleeper(trouble, 15)];
+        let pods = pool.run(&builds).await;
+        match trouble {
+            "drain" => {
+                let pod = json(&["-n", NAMESPACE, "get", "pod", &pods[0]]).await;
+                pool.drain(pod["spec"]["nodeName"].as_str().expect("a node")).await;
+                kubectl(&["uncordon", "node1", "node2"]).await;
+            }
+            "rollout" => {
+                drop(kubectl(&["-n", NAMESPACE, "rollout", "restart", "deployment/lost-builder"]).await);
+            }
+            "scale-in" => {
+                drop(kubectl(&["-n", NAMESPACE, "scale", "builderpool/lost", "--replicas=1"]).await);
+            }
+            _ => install(NAMESPACE, &["--set", "imagePullSecrets={nobody}"]).await,
+        }
+        for build in &builds {
+            let ended = farm.ends(build).await;
+            let attempts = ended["attempts"].as_array().expect("attempts").iter();
+            let wasted = attempts.filter(|attempt| attempt["outcome"] != "succeeded");
+            lost += wasted.filter_map(|attempt| attempt["seconds"].as_f64()).sum::<f64>();
+        }
+        kubectl(&["-n", NAMESPACE, "scale", "builderpool/lost", "--replicas=2"]).await;
+        eventually("both are there", PATIENCE, async || pool.pods().await.len() == 2).await;
+        kubectl(&["-n", NAMESPACE, "wait", "--for=condition=Ready", "--timeout=180s", "builderpool/lost"])
+            .await;
+    }
+    install(NAMESPACE, &[]).await;
+    lost
+}
+
+/// The demo in pods, over the same by `harmonia-ci up`.
+async fn demo(farm: &Farm) -> f64 {
+    let (slots, demo) = (up::evaluate::SLOTS, up::expressions::demo());
+    let read = |file: &str| std::fs::read_to_string(demo.join(file)).expect("the demo");
+    let (default, shell) = (read("default.nix"), read("sandbox-shell.nix"));
+    let url = farm.serve("demo", &[("default.nix", &default), ("sandbox-shell.nix", &shell)]);
+    let pool = farm.pool("demo", &format!("  replicas: 1\n  slots: {slots}")).await;
+    let begun = Instant::now();
+    farm.does(&["eval", &url, "--project", &format!("{NAMESPACE}/{}", pool.name), "--wait"]).await;
+    let in_pods = begun.elapsed().as_secs_f64();
+    let by_up = up::evaluate::demo(&mut Vec::new()).await;
+    eprintln!("   in pods {in_pods:.2} s, by `up` {by_up:.2} s");
+    in_pods / by_up
+}
