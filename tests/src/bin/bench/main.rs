@@ -1,5 +1,5 @@
 //! `./dev bench queue`: what the queue costs, as ratios to `pgbench -N` ("SU") at the same number of clients in the same
-//! run, on a private PostgreSQL. `./dev bench upload`, `build` and `up`: see [`upload`], [`build`] and [`up`]. `--only TEXT` runs the groups with a figure whose
+//! run, on a private PostgreSQL. `./dev bench upload`, `build`, `eval` and `up`: see [`upload`], [`build`], [`eval`] and [`up`]. `--only TEXT` runs the groups with a figure whose
 //! name contains it.
 
 mod background;
@@ -9,6 +9,7 @@ mod claim;
 mod cycle;
 mod drain;
 mod enqueue;
+mod eval;
 mod farm;
 mod graphs;
 mod hub;
@@ -50,6 +51,9 @@ async fn main() {
     }
     if options.measures("build") {
         build::run(&mut report).await;
+    }
+    if options.measures("eval") {
+        eval::run(&mut report).await;
     }
     if options.measures("up") {
         up::run(&mut report).await;

@@ -62,6 +62,10 @@ const FIGURES: &[(&str, &str, f64, Better)] = &[
     ("input_check_vs_lookup", "x", 2.0, Lower),
     ("builder_idle_core_percent", "%", 0.5, Lower),
     ("builder_rss_mb", "MB", 60.0, Lower),
+    ("eval_first_build_fraction", "", 0.2, Lower),
+    ("eval_parallel_vs_nix", "x", 1.6, Higher),
+    ("eval_rss_vs_nix", "MB", 200.0, Lower),
+    ("narinfo_lookup_per_s_vs_head", "x", 20.0, Higher),
     ("up_ready_vs_initdb", "x", 2.0, Lower),
     ("eval_vs_nix", "x", 1.3, Lower),
     ("eval_noop_vs_nix", "x", 1.1, Lower),
@@ -87,7 +91,7 @@ impl Options {
         let mut options = Self::default();
         while let Some(argument) = arguments.next() {
             match argument.as_str() {
-                "queue" | "upload" | "build" | "up" => options.benches.push(argument),
+                "queue" | "upload" | "build" | "eval" | "up" => options.benches.push(argument),
                 "--json" => options.json = Some(arguments.next().unwrap_or_else(|| usage()).into()),
                 "--only" => options.only.push(arguments.next().unwrap_or_else(|| usage())),
                 "--set" => {
@@ -112,7 +116,7 @@ impl Options {
 
 fn usage() -> ! {
     eprintln!(
-        "usage: bench queue|upload|build|up… [--json FILE] [--only TEXT]… [--set POSTGRESQL-SETTING=VALUE]…"
+        "usage: bench queue|upload|build|eval|up… [--json FILE] [--only TEXT]… [--set POSTGRESQL-SETTING=VALUE]…"
     );
     std::process::exit(2)
 }
