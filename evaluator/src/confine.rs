@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::os::unix::fs::symlink;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -109,8 +109,16 @@ pub fn confine(spec: &str, program: &[OsString]) -> Result<(), ConfineError> {
         println!("{}", serde_json::to_string(&report)?);
         return Ok(());
     };
-    let error = Command::new(name).args(arguments).exec();
-    Err(ConfineError::Start(name.to_string_lossy().into_owned(), error))
+    let mut command = Command::new(name);
+    command.args(arguments);
+    let failed = |error| ConfineError::Start(name.to_string_lossy().into_owned(), error);
+    if spec.root.is_none() {
+        return Err(failed(command.exec()));
+    }
+    // The first process of a PID namespace is spared by most signals: a broken pipe, a file that is too large. So it only waits, and
+    // all the others end with it.
+    let status = command.status().map_err(failed)?;
+    std::process::exit(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default()))
 }
 
 /// A root with nothing in it but what the specification names.

@@ -12,7 +12,7 @@ pub enum CredentialError {
     /// There is none of that name.
     #[error(
         "the project's credential {0} is not there: put a netrc file of that name into the directory that HARMONIA_CI_CREDENTIALS_DIR names, or in \
-         Kubernetes into the Secret that the evaluators mount"
+         Kubernetes into the Secret <release>-credentials under that key"
     )]
     Missing(String),
     /// It is not what netrc's form asks for.

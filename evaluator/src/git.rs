@@ -286,8 +286,7 @@ mod tests {
 
     #[test]
     fn a_tree_is_weighed_by_its_files() {
-        let listed =
-            "100644 blob aa       7\ta b\0120000 blob bb      20\tlink\0160000 commit cc       -\tmodule\0";
+        let listed = "100644 blob aa       7\ta b\u{0}120000 blob bb      20\tlink\u{0}160000 commit cc       -\tmodule\0";
         assert_eq!(weight(listed), (3, 27));
     }
 

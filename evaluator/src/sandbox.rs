@@ -107,19 +107,21 @@ impl Sandbox {
             },
             report: Report::default(),
         };
-        if sandbox.try_out(&config.state).await.is_none() {
+        let place = config.state.join("tried");
+        std::fs::create_dir_all(&place)?;
+        if sandbox.try_out(&place).await.is_none() {
             sandbox.unshare = Vec::new();
         }
-        sandbox.report = sandbox.try_out(&config.state).await.unwrap_or_default();
+        sandbox.report = sandbox.try_out(&place).await.unwrap_or_default();
         Ok(sandbox)
     }
 
     async fn try_out(&self, place: &Path) -> Option<Report> {
         let mut command = self.command(None, place, Network::Proxy, &[], self.user(0, None));
-        command.stdin(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
+        command.current_dir(place).stdin(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
         let output = command.output().await.ok()?;
         if !output.status.success() {
-            tracing::debug!(error = %String::from_utf8_lossy(&output.stderr).trim(), "not possible here");
+            tracing::info!(reason = %String::from_utf8_lossy(&output.stderr).trim(), "a part of the sandbox is not possible here");
         }
         serde_json::from_slice(&output.stdout).ok()
     }

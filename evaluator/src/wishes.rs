@@ -53,7 +53,7 @@ impl Wishes {
         let table: toml::Table =
             text.parse().map_err(|error: toml::de::Error| WishesError::Toml(error.message().to_owned()))?;
         if let Some(key) = table.keys().find(|key| !KEYS.contains(&key.as_str())) {
-            let nearest = nearest(key, KEYS.into_iter()).unwrap_or_default();
+            let nearest = nearest(key, KEYS).unwrap_or_default();
             return Err(WishesError::Unknown { key: key.clone(), nearest });
         }
         let span = |key: &'static str| {

@@ -35,7 +35,14 @@ pub async fn settings(press: &Press, nix: &Nix, name: &str, state: &Path) -> Set
         .with("nix_bin", nix.bin().display().to_string())
         .with("local_sources", "true")
         .with("eval_confine", confine().display().to_string())
-        .with("eval_visible", crate::cache().display().to_string())
+        .with("eval_visible", newer_nix())
+}
+
+/// Where the newer Nix is: not beside other things that a machine has.
+fn newer_nix() -> String {
+    let parts = std::fs::read_dir(crate::cache()).into_iter().flatten().flatten();
+    let nix = parts.map(|part| part.path().display().to_string()).filter(|path| path.contains("/nix-forky-"));
+    nix.collect::<Vec<_>>().join(":")
 }
 
 /// A program of ours whose verb `confine` is: Cargo builds it for the tests of this crate.

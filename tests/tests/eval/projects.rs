@@ -1,10 +1,18 @@
 //! What a project's owner sets: where its code is, what of it is built, and what a push does.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
+use axum::Router;
+use axum::routing::get;
+use harmonia_nix::Sha256;
+use harmonia_nix::key::SecretKey;
+use harmonia_nix::narinfo::{self, Record};
+use harmonia_nix::store_path;
 use harmonia_queue::branches::{self, ProjectSource, Push};
 use harmonia_queue::evaluations::{self, Filter, Stage};
 use harmonia_queue::people::Project;
+use harmonia_service::settings::Settings;
 use harmonia_tests::eventually;
 use harmonia_tests::farm::SYSTEM;
 use harmonia_tests::nixes::Version;
@@ -137,4 +145,50 @@ async fn several_processes_find_what_one_finds() {
         seen.push((attributes.into_keys().collect::<Vec<_>>(), scene.jobs().await));
     }
     assert_eq!(seen[0], seen[1]);
+}
+
+/// A substituter that has one path, signed by this key.
+async fn substituter(path: &str, key: &SecretKey) -> String {
+    let record = Record {
+        path: store_path::parse(path).unwrap(),
+        nar_hash: Sha256([7; 32]),
+        nar_size: 120,
+        references: BTreeSet::new(),
+        deriver: None,
+        ca: None,
+        url: "nar/x.nar.zst".to_owned(),
+        file_hash: Sha256([7; 32]),
+        file_size: 120,
+    };
+    let text = narinfo::write(&record, std::slice::from_ref(key)).unwrap();
+    let routes =
+        Router::new().route(&format!("/{}", narinfo::object_name(&record.path)), get(|| async { text }));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, routes).await });
+    url
+}
+
+#[tokio::test]
+async fn what_a_substituter_has_is_not_built_if_a_trusted_key_signed_it() {
+    let output = "SELECT path FROM ci.output WHERE job_id > $1";
+    let state = "SELECT state::text FROM ci.job WHERE id > $1";
+    let scene = Scene::start(Version::Old).await;
+    scene.write("default.nix", "{ a = make \"a\"; }");
+    scene.evaluate(scene.path(), &[]).await;
+    let path: String = scene.press.farm.value(output, 0).await;
+    let (trusted, other) =
+        (SecretKey::generate("upstream-1").unwrap(), SecretKey::generate("upstream-1").unwrap());
+    let url = substituter(&path, &trusted).await;
+    for (key, becomes) in [(&trusted, "succeeded"), (&other, "open")] {
+        let more = |settings: Settings| {
+            settings.with("substituters", &*url).with("trusted_public_keys", key.public_text())
+        };
+        let scene = Scene::with(Version::Old, more).await;
+        scene.write("default.nix", "{ a = make \"a\"; }");
+        scene.evaluate(scene.path(), &[]).await;
+        scene.press.farm.settle().await;
+        assert_eq!(scene.press.farm.value::<String>(state, 0).await, becomes);
+        scene.press.farm.assert_sound().await;
+    }
 }

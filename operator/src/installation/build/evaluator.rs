@@ -1,5 +1,5 @@
 use harmonia_crds::pool::Sandbox;
-use k8s_openapi::api::core::v1::{ConfigMap, PodSpec, PodTemplateSpec};
+use k8s_openapi::api::core::v1::{ConfigMap, PodSpec, PodTemplateSpec, SecretVolumeSource, Volume};
 
 use super::pod::{container, own_url, template, with_nix};
 use super::{Wanted, metadata};
@@ -10,13 +10,19 @@ use crate::pod::{CONF, NETRC, NIX, RUN, STATE, config, daemon, empty, field, mou
 const USER: i64 = 1000;
 const NIX_CONF: &str = "nix.conf";
 const STATE_DIR: &str = "/var/lib/harmonia-ci";
+const CREDENTIALS: &str = "credentials";
+const CREDENTIALS_DIR: &str = "/etc/harmonia-ci/credentials";
 
 /// Like a builder's pod, but for the builds: its daemon only keeps what is evaluated.
 pub fn build(wanted: &Wanted<'_>) -> PodTemplateSpec {
     let installation = wanted.installation;
     let evaluator = &installation.evaluator;
-    let mut env =
-        vec![own_url(wanted), setting("STATE_DIR", STATE_DIR), field("HARMONIA_CI_NODE", "metadata.name")];
+    let mut env = vec![
+        own_url(wanted),
+        setting("STATE_DIR", STATE_DIR),
+        setting("CREDENTIALS_DIR", CREDENTIALS_DIR),
+        field("HARMONIA_CI_NODE", "metadata.name"),
+    ];
     let given = [
         ("EVAL_WORKERS", evaluator.workers.map(|workers| workers.to_string())),
         ("EVAL_MEMORY", evaluator.memory.map(|memory| memory.0.to_string())),
@@ -29,6 +35,7 @@ pub fn build(wanted: &Wanted<'_>) -> PodTemplateSpec {
         mount(NIX, "/nix"),
         mount(CONF, "/etc/nix"),
         mount(STATE, STATE_DIR),
+        mount(CREDENTIALS, CREDENTIALS_DIR),
     ]);
     template(
         wanted,
@@ -39,12 +46,27 @@ pub fn build(wanted: &Wanted<'_>) -> PodTemplateSpec {
                 empty(NIX),
                 config(CONF, &wanted.role.child_name(installation), NIX_CONF),
                 secret(NETRC, &netrc_secret(installation), NETRC, NETRC, 0o400),
+                credentials(&installation.name),
                 // Its parent is nobody's but the program's.
                 empty(STATE),
             ]),
             ..PodSpec::default()
         },
     )
+}
+
+/// netrc files of private repositories, each under its namespace and name. Whoever runs the farm makes the Secret, or does not: the
+/// operator reads no Secrets of projects.
+fn credentials(installation: &str) -> Volume {
+    Volume {
+        name: CREDENTIALS.to_owned(),
+        secret: Some(SecretVolumeSource {
+            secret_name: Some(format!("{installation}-{CREDENTIALS}")),
+            optional: Some(true),
+            ..SecretVolumeSource::default()
+        }),
+        ..Volume::default()
+    }
 }
 
 /// `nix.conf` of the evaluators.

@@ -10,6 +10,7 @@ mod cluster;
 mod cycle;
 mod drain;
 mod enqueue;
+mod eval;
 mod farm;
 mod frontend;
 mod gc;
@@ -54,6 +55,9 @@ async fn main() {
     }
     if options.measures("build") {
         build::run(&mut report).await;
+    }
+    if options.measures("eval") {
+        eval::run(&mut report).await;
     }
     if options.measures("up") {
         up::run(&mut report).await;

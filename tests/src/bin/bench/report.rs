@@ -62,6 +62,10 @@ const FIGURES: &[(&str, &str, f64, Better)] = &[
     ("input_check_vs_lookup", "x", 2.0, Lower),
     ("builder_idle_core_percent", "%", 0.5, Lower),
     ("builder_rss_mb", "MB", 60.0, Lower),
+    ("eval_first_build_fraction", "", 0.2, Lower),
+    ("eval_parallel_vs_nix", "x", 1.6, Higher),
+    ("eval_rss_vs_nix", "MB", 200.0, Lower),
+    ("narinfo_lookup_per_s_vs_head", "x", 20.0, Higher),
     ("up_ready_vs_initdb", "x", 2.0, Lower),
     ("eval_vs_nix", "x", 1.3, Lower),
     ("eval_noop_vs_nix", "x", 1.1, Lower),
@@ -94,7 +98,7 @@ const FIGURES: &[(&str, &str, f64, Better)] = &[
 ];
 
 /// What can be measured.
-const BENCHES: &[&str] = &["queue", "upload", "build", "up", "frontend", "gc", "operator", "cluster"];
+const BENCHES: &[&str] = &["queue", "upload", "build", "eval", "up", "frontend", "gc", "operator", "cluster"];
 
 /// What the command line asks for.
 #[derive(Debug, Default)]

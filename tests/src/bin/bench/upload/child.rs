@@ -82,6 +82,7 @@ pub async fn run(role: Option<String>) {
     match role.as_deref() {
         Some("signer") => harmonia_signer::run(&settings(), input_ends()).await.expect("sign"),
         Some("frontend") => harmonia_frontend::run(&settings(), input_ends()).await.expect("answer"),
+        Some("evaluator") => harmonia_evaluator::run(&settings(), input_ends()).await.expect("evaluate"),
         Some("uploader") => upload().await,
         Some("builder") => build().await,
         _ => panic!("a child without a role"),
