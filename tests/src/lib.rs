@@ -4,6 +4,7 @@
 pub mod desk;
 pub mod farm;
 pub mod gateway;
+pub mod gitea;
 pub mod graph;
 mod guard;
 pub mod kube;
