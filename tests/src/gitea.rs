@@ -23,7 +23,7 @@ pub struct Gitea {
     /// The token of the user `acme`, who may do everything there.
     pub token: String,
     client: Client,
-    guard: Guard,
+    _guard: Guard,
     _database: Database,
 }
 
@@ -49,7 +49,7 @@ impl Gitea {
             TcpStream::connect(("127.0.0.1", port)).is_ok()
         })
         .await;
-        make_person(&place, guard.directory(), "acme", true);
+        make_person(&place, guard.directory(), "acme");
         let token = run(program(&place, guard.directory()).args([
             "admin",
             "user",
@@ -66,12 +66,7 @@ impl Gitea {
         let client = Client::builder().timeout(Duration::from_secs(60)).build().expect("a client");
         // Before it, it says again that it should not run as root.
         let token = token.lines().last().unwrap_or_default().to_owned();
-        Some(Gitea { url, token, client, guard, _database: database })
-    }
-
-    /// One more person, who may do nothing yet.
-    pub fn person(&self, name: &str) {
-        make_person(&cache().join(format!("gitea-{VERSION}")), self.guard.directory(), name, false);
+        Some(Gitea { url, token, client, _guard: guard, _database: database })
     }
 
     /// Asks its API as the user `acme`, or as another.
@@ -97,11 +92,6 @@ impl Gitea {
         let config = json!({"url": webhook, "content_type": "json", "secret": secret});
         let hook = json!({"type": "gitea", "active": true, "events": events, "config": config});
         self.ask("acme", Method::POST, "repos/acme/dots/hooks", hook).await;
-    }
-
-    /// What the server wrote.
-    pub fn log(&self) -> String {
-        self.guard.log()
     }
 }
 
@@ -136,14 +126,11 @@ fn program(place: &Path, work: &Path) -> Command {
     command
 }
 
-fn make_person(place: &Path, work: &Path, name: &str, admin: bool) {
+fn make_person(place: &Path, work: &Path, name: &str) {
     let mut command = program(place, work);
     let mail = format!("{name}@example.org");
     command.args(["admin", "user", "create", "--username", name, "--password", PASSWORD, "--email", &mail]);
-    command.arg("--must-change-password=false");
-    if admin {
-        command.arg("--admin");
-    }
+    command.args(["--must-change-password=false", "--admin"]);
     run(&mut command);
 }
 

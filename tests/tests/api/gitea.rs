@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use harmonia_queue::branches::{Forge, PullRequests};
-use harmonia_queue::evaluations::{self, Evaluation, Filter, Stage};
+use harmonia_queue::evaluations::{self, Evaluation, Filter};
 use harmonia_tests::eventually;
 use harmonia_tests::farm::Farm;
 use harmonia_tests::gitea::{Gitea, run};
@@ -119,42 +119,4 @@ async fn a_push_is_evaluated_and_its_end_is_seen_in_gitea_though_a_frontend_dies
         2,
         "each state once, and once more if it died before it wrote that down: {told:?}"
     );
-}
-
-#[tokio::test]
-async fn a_pull_request_from_a_fork_is_built_when_a_collaborator_says_so() {
-    let Some(town) = Town::new().await else { return };
-    let gitea = &town.gitea;
-    town.push("acme", "acme/dots", "main");
-    gitea.person("eve");
-    gitea.ask("eve", Method::POST, "repos/acme/dots/forks", json!({})).await;
-    let commit = town.push("eve", "eve/dots", "topic");
-    let proposal = json!({"title": "mine", "head": "eve:topic", "base": "main"});
-    let number =
-        gitea.ask("eve", Method::POST, "repos/acme/dots/pulls", proposal).await["number"].as_i64().unwrap();
-    let seen = "SELECT count(*) FROM ci.pull_request WHERE number = $1";
-    let seen = || async { town.desk.farm.value::<i64>(seen, number).await == 1 };
-    eventually("the pull request is known", seen).await;
-    let comments = format!("repos/acme/dots/issues/{number}/comments");
-    gitea.ask("eve", Method::POST, &comments, json!({"body": "/ci run"})).await;
-    let ignored = r#"webhooks_total{forge="code",outcome="ignored"}"#;
-    let heard = || async {
-        let metrics = town.desk.ask(Method::GET, "/metrics", None).send().await.unwrap();
-        metrics.text().await.unwrap().contains(ignored)
-    };
-    eventually("the stranger's comment is heard", heard).await;
-    assert!(town.evaluation_of(&commit).await.is_none(), "a stranger asks in vain");
-
-    gitea.ask("acme", Method::POST, &comments, json!({"body": "/ci run"})).await;
-    let evaluation = town.evaluated(&commit).await;
-    assert!(evaluation.untrusted);
-    eventually("it is told to wait", || town.is_told(&commit, "nix-eval", "pending")).await;
-
-    let newer = town.push("eve", "eve/dots", "topic");
-    let is_cancelled = || async {
-        evaluations::get(&town.desk.farm.frontend, evaluation.id).await.unwrap().unwrap().stage
-            == Stage::Cancelled
-    };
-    eventually("a new push uses the word up", is_cancelled).await;
-    assert!(town.evaluation_of(&newer).await.is_none());
 }
