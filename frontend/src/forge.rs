@@ -87,6 +87,8 @@ pub struct Heads {
     pub default: String,
     /// Each with its commit.
     pub branches: Vec<(String, String)>,
+    /// These are all.
+    pub whole: bool,
 }
 
 /// A forge as it is configured.

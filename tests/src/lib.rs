@@ -5,6 +5,7 @@ pub mod cluster;
 pub mod desk;
 pub mod farm;
 pub mod gateway;
+pub mod gitea;
 pub mod graph;
 mod guard;
 pub mod kube;

@@ -1,6 +1,6 @@
 //! Pushes that no webhook told us of: found by comparing the heads of branches with those that we know.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::time::Duration;
 
@@ -108,8 +108,11 @@ fn missed(due: &Comparison, ours: &BTreeMap<String, String>, theirs: &Heads) -> 
             missed.pushed.push(head);
         }
     }
-    let is_gone = |branch: &&String| !theirs.branches.iter().any(|(name, _)| name == *branch);
-    missed.gone = ours.keys().filter(is_gone).cloned().collect();
+    // A repository with no branch at all is rather a forge in trouble.
+    if theirs.whole && !theirs.branches.is_empty() {
+        let there: BTreeSet<&String> = theirs.branches.iter().map(|(branch, _)| branch).collect();
+        missed.gone = ours.keys().filter(|branch| !there.contains(branch)).cloned().collect();
+    }
     missed
 }
 
@@ -137,7 +140,7 @@ mod tests {
     }
 
     fn found(due: &Comparison, ours: &[(&str, char)], theirs: &[(&str, char)]) -> Missed {
-        let theirs = Heads { default: "main".to_owned(), branches: pairs(theirs) };
+        let theirs = Heads { default: "main".to_owned(), branches: pairs(theirs), whole: true };
         missed(due, &pairs(ours).into_iter().collect(), &theirs)
     }
 
@@ -166,9 +169,18 @@ mod tests {
     }
 
     #[test]
+    fn nothing_is_gone_only_because_it_was_not_named() {
+        let ours: BTreeMap<_, _> = pairs(&[("main", '1'), ("next", '2')]).into_iter().collect();
+        for branches in [Vec::new(), pairs(&[("main", '1')])] {
+            let theirs = Heads { default: "main".to_owned(), whole: branches.is_empty(), branches };
+            assert_eq!(missed(&due(false, None), &ours, &theirs), Missed::default());
+        }
+    }
+
+    #[test]
     fn what_is_no_commit_is_passed_over() {
-        let theirs =
-            Heads { default: "main".to_owned(), branches: vec![("main".to_owned(), "x".to_owned())] };
+        let branches = vec![("main".to_owned(), "x".to_owned())];
+        let theirs = Heads { default: "main".to_owned(), branches, whole: true };
         assert_eq!(missed(&due(false, None), &BTreeMap::new(), &theirs), Missed::default());
     }
 }

@@ -122,19 +122,19 @@ impl Forge for Gitea {
 
     async fn heads(&self, repository: &Repository) -> Result<Heads, ForgeError> {
         let Project { default_branch } = ask(self.request(Method::GET, repository, &[], &[])?).await?;
-        let mut branches = Vec::new();
+        let (mut branches, mut whole) = (Vec::new(), false);
         for page in 1..=PAGES {
             let page = [("page", page), ("limit", PAGE)];
             let request = self.request(Method::GET, repository, &["branches"], &page)?;
             // A repository without a commit has none, which some versions say as null.
             let found: Vec<Branch> = ask::<Option<_>>(request).await?.unwrap_or_default();
-            let whole = found.len() < PAGE;
+            whole = found.len() < PAGE;
             branches.extend(found.into_iter().map(|branch| (branch.name, branch.commit.id)));
             if whole {
                 break;
             }
         }
-        Ok(Heads { default: default_branch, branches })
+        Ok(Heads { default: default_branch, branches, whole })
     }
 }
 

@@ -133,17 +133,17 @@ impl Forge for GitHub {
 
     async fn heads(&self, repository: &Repository) -> Result<Heads, ForgeError> {
         let Project { default_branch } = ask(self.request(Method::GET, repository, &[], &[]).await?).await?;
-        let mut branches = Vec::new();
+        let (mut branches, mut whole) = (Vec::new(), false);
         for page in 1..=PAGES {
             let page = [("page", page), ("per_page", PAGE)];
             let request = self.request(Method::GET, repository, &["branches"], &page).await?;
             let found: Vec<Branch> = ask(request).await?;
-            let whole = found.len() < PAGE;
+            whole = found.len() < PAGE;
             branches.extend(found.into_iter().map(|branch| (branch.name, branch.commit.sha)));
             if whole {
                 break;
             }
         }
-        Ok(Heads { default: default_branch, branches })
+        Ok(Heads { default: default_branch, branches, whole })
     }
 }

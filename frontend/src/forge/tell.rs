@@ -6,7 +6,7 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
-use futures::StreamExt;
+use futures::future::join_all;
 use harmonia_queue::evaluations::{self, Evaluation};
 use harmonia_queue::forges::{self, Report};
 use harmonia_service::sentence::sentence;
@@ -18,8 +18,6 @@ use super::{Forges, Known};
 
 /// How often the outbox is looked into.
 const EVERY: Duration = Duration::from_secs(1);
-/// Commits at once.
-const AT_ONCE: usize = 8;
 /// The same commit is looked at so often: changes in between are told as one.
 const DEBOUNCE: Duration = Duration::from_secs(5);
 /// All that is said of a commit under one lease; two answers fit in. The lease is 60 s long.
@@ -42,28 +40,30 @@ enum TellError {
     Lost,
 }
 
-/// For ever.
+/// For ever, each forge by itself: one that does not answer holds up no other.
 pub async fn run(forges: &Forges) -> Infallible {
-    let instances = forges.instances();
+    join_all(forges.known.values().map(|known| follow(forges, known))).await;
+    std::future::pending().await
+}
+
+/// One request at a time, as forges want it: so that whoever dies leaves one answer at most that nobody wrote down.
+async fn follow(forges: &Forges, known: &Known) -> Infallible {
+    let instance = [known.instance.clone()];
     loop {
-        let due = match forges::due_reports(&forges.db, &instances, AT_ONCE as i32).await {
-            Ok(due) => due,
-            Err(error) => {
-                tracing::debug!(error = sentence(&error), "the outbox cannot be looked into");
-                Vec::new()
+        match forges::due_reports(&forges.db, &instance, 1).await.map(|mut due| due.pop()) {
+            Ok(Some(report)) => {
+                settle(forges, known, report).await;
+                continue;
             }
-        };
-        let full = due.len() == AT_ONCE;
-        futures::stream::iter(due).for_each_concurrent(AT_ONCE, |report| settle(forges, report)).await;
-        if !full {
-            tokio::time::sleep(EVERY.mul_f64(rand::random_range(0.8..1.2))).await;
+            Ok(None) => {}
+            Err(error) => tracing::debug!(error = sentence(&error), "the outbox cannot be looked into"),
         }
+        tokio::time::sleep(EVERY.mul_f64(rand::random_range(0.8..1.2))).await;
     }
 }
 
 /// Tells what there is to tell of a commit, and says when to look again.
-async fn settle(forges: &Forges, report: Report) {
-    let Some(known) = forges.of(&report.instance) else { return };
+async fn settle(forges: &Forges, known: &Known, report: Report) {
     let told = match tokio::time::timeout(PATIENCE, tell(forges, known, &report)).await {
         Ok(told) => told,
         Err(_) => Err(TellError::Slow),

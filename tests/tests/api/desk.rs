@@ -32,6 +32,7 @@ pub struct Desk {
     /// One that may do everything.
     pub admin: String,
     client: Client,
+    settings: Settings,
     stop: Option<oneshot::Sender<()>>,
     served: JoinHandle<Result<(), FrontendError>>,
 }
@@ -75,12 +76,25 @@ impl Desk {
             (token(Scope::Read).await, token(Scope::Operate).await, token(Scope::Admin).await);
         let _ = rustls::crypto::ring::default_provider().install_default();
         let client = Client::builder().build().unwrap();
-        let desk = Desk { farm, node, s3, url, read, operate, admin, client, stop: Some(stop), served };
+        let desk =
+            Desk { farm, node, s3, url, read, operate, admin, client, settings, stop: Some(stop), served };
         eventually("the frontend is ready", || async {
             desk.ask(Method::GET, "/readyz", None).send().await.is_ok_and(|answer| answer.status() == 200)
         })
         .await;
         desk
+    }
+
+    /// One more frontend of the same farm, until it is aborted.
+    pub async fn another(&self) -> JoinHandle<Result<(), FrontendError>> {
+        let frontend = Frontend::start(&self.settings).await.unwrap();
+        tokio::spawn(frontend.serve(std::future::pending()))
+    }
+
+    /// The first frontend is gone without a word, as after SIGKILL.
+    pub async fn kill(&mut self) {
+        self.served.abort();
+        let _ = (&mut self.served).await;
     }
 
     /// A request, with a token or without.

@@ -1,0 +1,283 @@
+//! What forges say: taken once, from nobody else, and never at its word about outside changes.
+
+use harmonia_queue::branches::PullRequests;
+use harmonia_queue::evaluations::{self, Evaluation, Filter, Stage};
+use harmonia_tests::eventually;
+use harmonia_tests::farm::Farm;
+use reqwest::{Method, RequestBuilder, StatusCode};
+use serde_json::{Value, json};
+
+use super::desk::{Desk, answer, json as read, problem};
+use super::recorder::{NAME, Recorder, SECRET, sign};
+
+async fn start(pull_requests: PullRequests) -> (Desk, Recorder) {
+    let recorder = Recorder::start().await;
+    let desk = Desk::with(Farm::new().await, &[("forges", &recorder.gitea())]).await;
+    recorder.adopt(&desk.farm, pull_requests).await;
+    (desk, recorder)
+}
+
+fn commit(digit: char) -> String {
+    digit.to_string().repeat(40)
+}
+
+/// A body as a forge would send it, signed with this secret.
+fn signed(desk: &Desk, secret: &str, event: &str, delivery: &str, body: &[u8]) -> RequestBuilder {
+    desk.ask(Method::POST, &format!("/webhook/{NAME}"), None)
+        .header("content-type", "application/json")
+        .header("x-gitea-event", event)
+        .header("x-gitea-delivery", delivery)
+        .header("x-gitea-signature", sign(secret, body))
+        .body(body.to_vec())
+}
+
+/// A good one, each with a name of its own.
+fn send(desk: &Desk, event: &str, mut body: Value) -> RequestBuilder {
+    body["repository"] = json!({"name": "dots", "owner": {"login": "acme"}});
+    let delivery = format!("{:x}", rand::random::<u64>());
+    body["delivery"] = json!(delivery);
+    signed(desk, SECRET, event, &delivery, body.to_string().as_bytes())
+}
+
+fn push(branch: &str, digit: char) -> Value {
+    json!({"ref": format!("refs/heads/{branch}"), "after": commit(digit)})
+}
+
+fn pull_request(action: &str, digit: char, outside: bool) -> Value {
+    let side = |id: i32| json!({"ref": "topic", "sha": commit(digit), "repo": {"id": id}});
+    json!({"action": action, "pull_request": {"number": 7, "user": {"login": "eve"}, "head": side(if outside { 2 } else { 1 }), "base": side(1)}})
+}
+
+fn comment(id: i64, person: &str, body: &str) -> Value {
+    let comment = json!({"id": id, "body": body, "user": {"login": person}});
+    json!({"action": "created", "is_pull": true, "issue": {"number": 7}, "comment": comment})
+}
+
+async fn accepted(request: RequestBuilder) -> Vec<i64> {
+    let said: Value = read(request, StatusCode::ACCEPTED).await;
+    said["evaluations"].as_array().unwrap().iter().map(|id| id.as_i64().unwrap()).collect()
+}
+
+async fn ignored(request: RequestBuilder) -> String {
+    let said: Value = read(request, StatusCode::OK).await;
+    assert_eq!(said["evaluations"], json!([]), "{said}");
+    said["reason"].as_str().unwrap().to_owned()
+}
+
+async fn evaluation(desk: &Desk, id: i64) -> Evaluation {
+    evaluations::get(&desk.farm.frontend, id).await.unwrap().unwrap()
+}
+
+async fn all(desk: &Desk) -> usize {
+    evaluations::list(&desk.farm.frontend, &Filter::default(), 100).await.unwrap().len()
+}
+
+#[tokio::test]
+async fn a_push_is_evaluated_once_however_often_it_is_told() {
+    let (desk, _recorder) = start(PullRequests::default()).await;
+    let ids = accepted(send(&desk, "push", push("main", '1'))).await;
+    assert_eq!(accepted(send(&desk, "push", push("main", '1'))).await, ids);
+    let evaluation = evaluation(&desk, ids[0]).await;
+    assert_eq!((evaluation.branch.as_deref(), evaluation.commit), (Some("main"), Some(commit('1'))));
+    assert!(!evaluation.untrusted);
+}
+
+#[tokio::test]
+async fn a_delivery_is_taken_once_by_its_name_and_by_its_body() {
+    let (desk, _recorder) = start(PullRequests::default()).await;
+    let body = |branch: &str| {
+        let mut body = push(branch, '1');
+        body["repository"] = json!({"name": "dots", "owner": {"login": "acme"}});
+        body.to_string().into_bytes()
+    };
+    accepted(signed(&desk, SECRET, "push", "one", &body("main"))).await;
+    for (delivery, body) in [("one", body("next")), ("two", body("main"))] {
+        let reason = ignored(signed(&desk, SECRET, "push", delivery, &body)).await;
+        assert!(reason.contains("before"), "{reason}");
+    }
+    assert_eq!(all(&desk).await, 1);
+}
+
+#[tokio::test]
+async fn who_does_not_know_the_secret_is_refused() {
+    let (desk, recorder) = start(PullRequests::default()).await;
+    let body = push("main", '1').to_string();
+    for secret in ["", "another", "between us\n"] {
+        problem(signed(&desk, secret, "push", "one", body.as_bytes()), 401).await;
+    }
+    let forged = signed(&desk, SECRET, "push", "one", body.as_bytes()).body(body.replace('1', "2"));
+    problem(forged, 401).await;
+    let unsigned = desk.ask(Method::POST, &format!("/webhook/{NAME}"), None);
+    problem(unsigned.header("content-type", "application/json").body(body.clone()), 401).await;
+    std::fs::write(recorder.file("webhook"), "").unwrap();
+    problem(signed(&desk, "", "push", "one", body.as_bytes()), 401).await;
+    assert_eq!(all(&desk).await, 0);
+}
+
+#[tokio::test]
+async fn a_secret_that_changes_counts_at_once() {
+    let (desk, recorder) = start(PullRequests::default()).await;
+    std::fs::write(recorder.file("webhook"), "a new one\n").unwrap();
+    problem(send(&desk, "push", push("main", '1')), 401).await;
+    let body = br#"{"repository": {"name": "x", "owner": {"login": "y"}}}"#;
+    ignored(signed(&desk, "a new one", "push", "one", body)).await;
+}
+
+#[tokio::test]
+async fn what_is_too_long_of_another_kind_or_for_nobody_is_refused() {
+    let (desk, _recorder) = start(PullRequests::default()).await;
+    let long = vec![b' '; (4 << 20) + 1];
+    let sentence = problem(signed(&desk, SECRET, "push", "one", &long), 413).await;
+    assert!(sentence.contains("4 MiB"), "{sentence}");
+    let form = desk.ask(Method::POST, &format!("/webhook/{NAME}"), None);
+    problem(form.header("content-type", "application/x-www-form-urlencoded").body("payload=%7B%7D"), 415)
+        .await;
+    for name in ["other", "..%2Fcode", "<script>", ""] {
+        let request = desk.ask(Method::POST, &format!("/webhook/{name}"), None);
+        problem(request.header("content-type", "application/json"), 404).await;
+    }
+    let broken =
+        [&b"{"[..], b"[]", b"\xff", br#"{"repository": {"name": "", "owner": {"login": "a\u0000b"}}}"#];
+    for body in broken {
+        problem(signed(&desk, SECRET, "push", "one", body), 400).await;
+    }
+    assert_eq!(all(&desk).await, 0);
+}
+
+#[tokio::test]
+async fn what_nobody_builds_is_ignored() {
+    let (desk, _recorder) = start(PullRequests::default()).await;
+    let mut tag = push("main", '1');
+    tag["ref"] = json!("refs/tags/v1");
+    ignored(send(&desk, "push", tag)).await;
+    ignored(send(&desk, "star", json!({}))).await;
+    for name in ["other", "dots' OR true --", "../dots", "%", "é\u{202e}"] {
+        let mut body = push("main", '1');
+        body["repository"] = json!({"name": name, "owner": {"login": "acme"}});
+        let request =
+            signed(&desk, SECRET, "push", name.get(..1).unwrap_or("x"), body.to_string().as_bytes());
+        let reason = ignored(request).await;
+        assert!(reason.contains("no project"), "{reason}");
+    }
+}
+
+#[tokio::test]
+async fn a_branch_of_any_name_is_only_a_name() {
+    let (desk, _recorder) = start(PullRequests::default()).await;
+    let name = "<script>alert('x')</script>/$(reboot);--";
+    let ids = accepted(send(&desk, "push", push(name, '1'))).await;
+    let shown: Value = desk.look(&format!("/api/evals/{}", ids[0])).await;
+    assert_eq!(shown["branch"], name);
+}
+
+#[tokio::test]
+async fn a_branch_that_is_gone_takes_its_evaluations_along() {
+    let (desk, _recorder) = start(PullRequests::default()).await;
+    let ids = accepted(send(&desk, "push", push("topic", '1'))).await;
+    accepted(send(&desk, "delete", json!({"ref": "topic", "ref_type": "branch"}))).await;
+    assert_eq!(evaluation(&desk, ids[0]).await.stage, Stage::Cancelled);
+}
+
+#[tokio::test]
+async fn a_pull_request_from_inside_is_its_branch() {
+    let (desk, _recorder) = start(PullRequests::default()).await;
+    let ids = accepted(send(&desk, "push", push("topic", '1'))).await;
+    assert_eq!(accepted(send(&desk, "pull_request", pull_request("opened", '1', false))).await, ids);
+    assert!(!evaluation(&desk, ids[0]).await.untrusted);
+    let reason = ignored(send(&desk, "pull_request", pull_request("synchronize", '0', false))).await;
+    assert!(reason.contains("another commit"), "{reason}");
+}
+
+#[tokio::test]
+async fn a_pull_request_from_outside_waits_for_a_collaborators_word() {
+    let (desk, recorder) = start(PullRequests::Collaborators).await;
+    recorder.memory().writers.insert("ann".to_owned());
+    recorder.memory().pulls.insert(7, json!({"head": commit('1'), "state": "open"}));
+    assert!(accepted(send(&desk, "pull_request", pull_request("opened", '1', true))).await.is_empty());
+    for request in
+        [comment(1, "eve", "/ci run"), comment(2, "ann", "looks good"), comment(3, "ann", "/ci run 2222222")]
+    {
+        ignored(send(&desk, "issue_comment", request)).await;
+    }
+    let ids = accepted(send(&desk, "issue_comment", comment(4, "ann", "/ci run 1111111"))).await;
+    let built = evaluation(&desk, ids[0]).await;
+    assert_eq!((built.branch.as_deref(), built.commit), (Some("refs/pull/7/head"), Some(commit('1'))));
+    assert!(built.untrusted);
+}
+
+#[tokio::test]
+async fn the_word_is_for_that_head_and_used_up_by_a_push() {
+    let (desk, recorder) = start(PullRequests::Collaborators).await;
+    recorder.memory().writers.insert("ann".to_owned());
+    recorder.memory().pulls.insert(7, json!({"head": commit('1'), "state": "open"}));
+    accepted(send(&desk, "pull_request", pull_request("opened", '1', true))).await;
+    let ids = accepted(send(&desk, "issue_comment", comment(4, "ann", "/ci run"))).await;
+    recorder.memory().pulls.insert(7, json!({"head": commit('2'), "state": "open"}));
+    let reason = ignored(send(&desk, "issue_comment", comment(5, "ann", "/ci run"))).await;
+    assert!(reason.contains("meanwhile"), "the push is not told yet: {reason}");
+    assert!(accepted(send(&desk, "pull_request", pull_request("synchronized", '2', true))).await.is_empty());
+    assert_eq!(evaluation(&desk, ids[0]).await.stage, Stage::Cancelled);
+    let reason = ignored(send(&desk, "issue_comment", comment(4, "ann", "/ci run"))).await;
+    assert!(reason.contains("used before"), "{reason}");
+    assert_eq!(accepted(send(&desk, "issue_comment", comment(6, "ann", "/ci run"))).await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_collaborators_own_fork_needs_no_word_and_is_still_from_outside() {
+    let (desk, recorder) = start(PullRequests::Collaborators).await;
+    recorder.memory().writers.insert("eve".to_owned());
+    let ids = accepted(send(&desk, "pull_request", pull_request("opened", '1', true))).await;
+    assert!(evaluation(&desk, ids[0]).await.untrusted);
+    accepted(send(&desk, "pull_request", pull_request("closed", '1', true))).await;
+    assert_eq!(evaluation(&desk, ids[0]).await.stage, Stage::Cancelled);
+}
+
+#[tokio::test]
+async fn a_project_says_whose_pull_requests_are_built() {
+    let (desk, recorder) = start(PullRequests::All).await;
+    let ids = accepted(send(&desk, "pull_request", pull_request("opened", '1', true))).await;
+    assert!(evaluation(&desk, ids[0]).await.untrusted);
+    recorder.adopt(&desk.farm, PullRequests::None).await;
+    recorder.memory().writers.extend(["eve".to_owned(), "ann".to_owned()]);
+    recorder.memory().pulls.insert(7, json!({"head": commit('2'), "state": "open"}));
+    assert!(accepted(send(&desk, "pull_request", pull_request("synchronize", '2', true))).await.is_empty());
+    ignored(send(&desk, "issue_comment", comment(4, "ann", "/ci run"))).await;
+    assert_eq!(all(&desk).await, 1);
+}
+
+#[tokio::test]
+async fn what_cannot_be_checked_now_may_be_delivered_again() {
+    let (desk, recorder) = start(PullRequests::Collaborators).await;
+    recorder.memory().refusals.push((500, "x-nothing", ""));
+    let mut body = pull_request("opened", '1', true);
+    body["repository"] = json!({"name": "dots", "owner": {"login": "acme"}});
+    let request = || signed(&desk, SECRET, "pull_request", "one", body.to_string().as_bytes());
+    problem(request(), 503).await;
+    recorder.memory().writers.insert("eve".to_owned());
+    assert_eq!(accepted(request()).await.len(), 1);
+}
+
+#[tokio::test]
+async fn pushes_that_nobody_told_of_are_found() {
+    let recorder = Recorder::start().await;
+    recorder.memory().branches = vec![("main".to_owned(), commit('1')), ("old".to_owned(), commit('2'))];
+    let farm = Farm::new().await;
+    farm.project("main").await;
+    recorder.adopt(&farm, PullRequests::default()).await;
+    let desk = Desk::with(farm, &[("forges", &recorder.gitea())]).await;
+    eventually("the default branch is built", || async { all(&desk).await == 1 }).await;
+    recorder.memory().branches = vec![("main".to_owned(), commit('1')), ("old".to_owned(), commit('3'))];
+    desk.farm.database.execute("UPDATE ci.comparison SET next_at = now()").await;
+    eventually("a push is found", || async { all(&desk).await == 2 }).await;
+    let newest = evaluations::list(&desk.farm.frontend, &Filter::default(), 1).await.unwrap().remove(0);
+    assert_eq!((newest.branch.as_deref(), newest.commit), (Some("old"), Some(commit('3'))));
+}
+
+#[tokio::test]
+async fn webhooks_are_counted_and_no_secret_is_shown() {
+    let (desk, _recorder) = start(PullRequests::default()).await;
+    accepted(send(&desk, "push", push("main", '1'))).await;
+    let text = answer(desk.ask(Method::GET, "/metrics", None), StatusCode::OK).await.text().await.unwrap();
+    assert!(text.contains(r#"webhooks_total{forge="code",outcome="accepted"} 1"#), "{text}");
+    assert!(!text.contains(SECRET));
+}
