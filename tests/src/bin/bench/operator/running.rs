@@ -83,9 +83,13 @@ const NODE: &str = r#"{"apiVersion": "v1", "kind": "Node", "metadata": {"name": 
 impl Kwok {
     pub async fn start() -> Kwok {
         try_kubectl(&["create", "--filename", "-"], NODE).await.expect("a node");
+        let stages = concat!(env!("CARGO_MANIFEST_DIR"), "/src/bin/bench/operator/kwok.yaml");
         let child = Command::new("kwok")
+            // With leases, or the node would be given up after some seconds.
+            .args(["--config", stages, "--node-lease-duration-seconds=40"])
             .arg("--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake")
-            .args(["--kubeconfig".as_ref(), std::env::var_os("KUBECONFIG").expect("a cluster").as_os_str()])
+            .arg("--kubeconfig")
+            .arg(std::env::var_os("KUBECONFIG").expect("a cluster"))
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .kill_on_drop(true)
