@@ -18,6 +18,7 @@ const SETTINGS: [&str; 5] =
 pub struct Operator {
     child: Child,
     page: String,
+    http: reqwest::Client,
     _kubeconfig: NamedTempFile,
 }
 
@@ -36,7 +37,8 @@ impl Operator {
         }
         command.env("HARMONIA_CI_LOG", "warn").stdout(Stdio::null()).kill_on_drop(true);
         let child = command.spawn().expect("harmonia-ci is built beside this program");
-        Operator { child, page: format!("http://{listen}/metrics"), _kubeconfig: kubeconfig }
+        let http = harmonia_builder::upload::http_client().expect("a client");
+        Operator { child, page: format!("http://{listen}/metrics"), http, _kubeconfig: kubeconfig }
     }
 
     pub fn id(&self) -> u32 {
@@ -52,7 +54,7 @@ impl Operator {
     }
 
     async fn metrics(&self) -> Option<String> {
-        reqwest::get(&self.page).await.ok()?.text().await.ok()
+        self.http.get(&self.page).send().await.ok()?.text().await.ok()
     }
 
     pub async fn kill(mut self) {
@@ -83,9 +85,13 @@ const NODE: &str = r#"{"apiVersion": "v1", "kind": "Node", "metadata": {"name": 
 impl Kwok {
     pub async fn start() -> Kwok {
         try_kubectl(&["create", "--filename", "-"], NODE).await.expect("a node");
+        let stages = concat!(env!("CARGO_MANIFEST_DIR"), "/src/bin/bench/operator/kwok.yaml");
         let child = Command::new("kwok")
+            // With leases, or the node would be given up after some seconds.
+            .args(["--config", stages, "--node-lease-duration-seconds=40"])
             .arg("--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake")
-            .args(["--kubeconfig".as_ref(), std::env::var_os("KUBECONFIG").expect("a cluster").as_os_str()])
+            .arg("--kubeconfig")
+            .arg(std::env::var_os("KUBECONFIG").expect("a cluster"))
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .kill_on_drop(true)
