@@ -15,6 +15,7 @@ mod redirect;
 mod register;
 mod remember;
 mod shelf;
+mod turn;
 mod unpack;
 mod web;
 
