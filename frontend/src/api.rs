@@ -20,19 +20,19 @@ mod tokens;
 mod utf8;
 pub mod words;
 
-use std::ops::Deref;
 use std::sync::Arc;
 
 use axum::extract::DefaultBodyLimit;
 use axum::middleware::from_fn_with_state;
 use axum::{Json, Router};
 use harmonia_queue::Db;
-use tokio::sync::{Semaphore, SemaphorePermit, watch};
+use tokio::sync::{Semaphore, watch};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::admit::Admission;
 use crate::shelf::Shelf;
+use crate::turn::{Turn, Turns};
 
 pub use ask::{Name, Number, Query};
 pub use builds::known as known_build;
@@ -52,26 +52,11 @@ const FOLLOWERS: usize = 500;
 /// What answers are made of.
 pub struct Api {
     admission: Arc<Admission>,
-    db: Db,
-    asking: Semaphore,
+    turns: Turns,
     requests: Semaphore,
     shelf: Shelf,
     hub: Arc<Hub>,
     streams: Streams,
-}
-
-/// The right to ask the database.
-struct Turn<'a> {
-    db: &'a Db,
-    _permit: Option<SemaphorePermit<'a>>,
-}
-
-impl Deref for Turn<'_> {
-    type Target = Db;
-
-    fn deref(&self) -> &Db {
-        self.db
-    }
 }
 
 impl Api {
@@ -83,12 +68,12 @@ impl Api {
         hub: Arc<Hub>,
         closing: watch::Receiver<bool>,
     ) -> Self {
-        let (asking, requests) = (Semaphore::new(ASKING), Semaphore::new(limits::REQUESTS));
-        Self { admission, db, asking, requests, shelf, hub, streams: Streams::new(closing, FOLLOWERS) }
+        let (turns, requests) = (Turns::new(db, ASKING), Semaphore::new(limits::REQUESTS));
+        Self { admission, turns, requests, shelf, hub, streams: Streams::new(closing, FOLLOWERS) }
     }
 
     async fn db(&self) -> Turn<'_> {
-        Turn { db: &self.db, _permit: self.asking.acquire().await.ok() }
+        self.turns.take().await
     }
 
     /// The pages, and what is said where there is none.

@@ -16,6 +16,7 @@ mod redirect;
 mod register;
 mod remember;
 mod shelf;
+mod turn;
 mod unpack;
 mod web;
 

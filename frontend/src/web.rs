@@ -27,7 +27,6 @@ mod sought;
 mod visitor;
 mod watch;
 
-use std::ops::Deref;
 use std::sync::Arc;
 
 use axum::Router;
@@ -36,12 +35,13 @@ use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
 use harmonia_queue::{Db, evaluations};
 use harmonia_service::settings::{Settings, SettingsError};
-use tokio::sync::{Semaphore, SemaphorePermit, watch as channel};
+use tokio::sync::{Semaphore, watch as channel};
 
 use crate::admit::Admission;
 use crate::api::{Hub, Streams};
 use crate::public_keys::PublicKeys;
 use crate::shelf::Shelf;
+use crate::turn::{Turn, Turns};
 
 pub use guard::{PATIENCE, has_nul, lost};
 pub use live::Live;
@@ -62,8 +62,7 @@ const BODY: usize = 64 << 10;
 /// What pages are made of.
 pub struct Web {
     admission: Arc<Admission>,
-    db: Db,
-    asking: Semaphore,
+    turns: Turns,
     requests: Semaphore,
     shelf: Shelf,
     public_keys: PublicKeys,
@@ -77,20 +76,6 @@ pub struct Web {
     overview: Recall<(), dashboard::Overview>,
     details: Recall<i64, evaluation::Detail>,
     evaluations: Recall<i64, evaluations::Evaluation>,
-}
-
-/// The right to ask the database.
-struct Turn<'a> {
-    db: &'a Db,
-    _permit: Option<SemaphorePermit<'a>>,
-}
-
-impl Deref for Turn<'_> {
-    type Target = Db;
-
-    fn deref(&self) -> &Db {
-        self.db
-    }
 }
 
 /// What the pages share with the rest of a frontend.
@@ -119,7 +104,7 @@ impl Web {
             live: Arc::new(Live::new(db.clone(), hub)),
             oidc: Oidc::new(settings, &url)?,
             keys: Keys::new(db.clone()),
-            asking: Semaphore::new(ASKING - 1),
+            turns: Turns::new(db, ASKING - 1),
             requests: Semaphore::new(REQUESTS),
             watches: Watches::default(),
             streams: Streams::new(closing, FOLLOWERS),
@@ -127,7 +112,6 @@ impl Web {
             details: Recall::new(64),
             evaluations: Recall::new(2000),
             admission,
-            db,
             shelf,
             public_keys,
             url,
@@ -140,7 +124,7 @@ impl Web {
     }
 
     async fn db(&self) -> Turn<'_> {
-        Turn { db: &self.db, _permit: self.asking.acquire().await.ok() }
+        self.turns.take().await
     }
 
     /// Every page. The table of contents.

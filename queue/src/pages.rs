@@ -87,8 +87,17 @@ pub struct Vertex {
     pub state: String,
 }
 
-/// The graph of a small evaluation: its builds, and which needs which. At most `limit` builds.
-pub async fn graph(db: &Db, evaluation: i64, limit: i64) -> Result<(Vec<Vertex>, Vec<(i64, i64)>)> {
+/// A small graph.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Graph {
+    /// Its builds, by depth.
+    pub vertices: Vec<Vertex>,
+    /// Which needs which.
+    pub edges: Vec<(i64, i64)>,
+}
+
+/// The graph of a small evaluation, at most `limit` builds of it.
+pub async fn graph(db: &Db, evaluation: i64, limit: i64) -> Result<Graph> {
     let text = format!(
         "SELECT j.id, j.drv_path, j.depth, {STATE} FROM ci.want w JOIN ci.job j ON j.id = w.job_id LEFT JOIN ci.running r ON r.job_id = j.id
          WHERE w.evaluation_id = $1 ORDER BY j.depth, j.id LIMIT $2"
@@ -101,7 +110,7 @@ pub async fn graph(db: &Db, evaluation: i64, limit: i64) -> Result<(Vec<Vertex>,
     );
     let rows = db.rows(query.bind(&ids)).await?;
     let edges = rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect::<Result<_>>()?;
-    Ok((vertices, edges))
+    Ok(Graph { vertices, edges })
 }
 
 fn vertex(row: &PgRow) -> Result<Vertex> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use harmonia_queue::evaluations::{self, Evaluation};
-use harmonia_queue::pages::{self, Attribute, Changes, Group, Layer, Step, Vertex};
+use harmonia_queue::pages::{self, Attribute, Changes, Graph, Group, Layer, Step};
 use harmonia_queue::people::Scope;
 use harmonia_service::problem::Problem;
 use maud::{Markup, html};
@@ -32,7 +32,7 @@ pub struct Detail {
     evaluation: Evaluation,
     groups: Vec<Group>,
     layers: Vec<Layer>,
-    graph: Option<(Vec<Vertex>, Vec<(i64, i64)>)>,
+    graph: Option<Graph>,
     path: Vec<Step>,
     previous: Option<(i64, Changes)>,
 }
@@ -140,7 +140,7 @@ fn whole(detail: &Detail, visitor: &Visitor) -> Markup {
             section {
                 h2 { "Dependency graph" }
                 @match &detail.graph {
-                    Some((vertices, edges)) => (picture::graph(vertices, edges)),
+                    Some(graph) => (picture::graph(graph)),
                     None => {
                         (picture::layers(&detail.layers))
                         p.legend { "Builds by depth, left those that need no other build; heights are logarithmic." }

@@ -72,10 +72,10 @@ impl Live {
                     }
                     if looked.elapsed() > REST {
                         self.awake.store(false, Ordering::Relaxed);
-                    } else if let Ok(pulse) = pages::pulse(&self.db).await {
-                        if std::mem::replace(&mut last, pulse) != pulse {
-                            self.change();
-                        }
+                    } else if let Ok(pulse) = pages::pulse(&self.db).await
+                        && std::mem::replace(&mut last, pulse) != pulse
+                    {
+                        self.change();
                     }
                 }
             }

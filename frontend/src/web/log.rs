@@ -123,7 +123,7 @@ impl Reader {
     }
 
     fn done(mut self) -> Window {
-        if !self.held.is_empty() && !(self.more && !matches!(self.part, Part::End(_))) {
+        if !self.held.is_empty() && (!self.more || matches!(self.part, Part::End(_))) {
             self.line();
         }
         Window { lines: self.kept.into(), all: self.all, more: self.more }

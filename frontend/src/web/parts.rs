@@ -61,7 +61,7 @@ pub fn number(number: i64) -> String {
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {
         let left = digits.len() - index;
-        if index > 0 && left % 3 == 0 && digit.is_ascii_digit() {
+        if index > 0 && left.is_multiple_of(3) && digit.is_ascii_digit() {
             text.push(',');
         }
         text.push(digit);

@@ -3,22 +3,24 @@
 use std::collections::{BTreeMap, HashMap};
 
 use harmonia_queue::builds::name_of;
-use harmonia_queue::pages::{Layer, Minute, Step, Vertex};
+use harmonia_queue::pages::{Graph, Layer, Minute, Step};
 use maud::{Markup, html};
 
 use super::parts::{number, seconds, tone, words};
 
 /// A bar of parts, as wide as there is room.
 pub fn progress(parts: &[(&str, i64)]) -> Markup {
-    let all: i64 = parts.iter().map(|(_, count)| count).sum();
-    let mut at = 0.0;
+    let all = parts.iter().map(|(_, count)| count).sum::<i64>().max(1) as f64;
+    let width = |count: i64| 1000.0 * count as f64 / all;
+    let begins = parts.iter().scan(0, |before, (_, count)| {
+        *before += count;
+        Some(width(*before - count))
+    });
     html! {
         svg.progress viewBox="0 0 1000 8" preserveAspectRatio="none" role="img" aria-label=(in_words(parts)) {
             rect.empty width="1000" height="8" {}
-            @for (state, count) in parts.iter().filter(|(_, count)| *count > 0) {
-                @let width = 1000.0 * *count as f64 / all.max(1) as f64;
-                rect class=(tone(state)) x=(round(at)) width=(round(width)) height="8" {}
-                @let _ = { at += width };
+            @for ((state, count), begin) in parts.iter().zip(begins).filter(|((_, count), _)| *count > 0) {
+                rect class=(tone(state)) x=(round(begin)) width=(round(width(*count))) height="8" {}
             }
         }
     }
@@ -86,6 +88,9 @@ pub fn span(step: &Step, waited_from: f64, all: f64) -> Markup {
     }
 }
 
+/// How many are in which state.
+type Parts<'a> = Vec<(&'a str, i64)>;
+
 /// States from the bottom of a column to its top.
 const ORDER: &[&str] = &["succeeded", "cached", "running", "waiting", "cancelled", "dep_failed", "failed"];
 /// So many builds are drawn one by one; more become columns.
@@ -97,7 +102,7 @@ const ROW: f64 = 26.0;
 /// nodes are as readable as a hundred, and what is stuck where is seen at once; single builds and their edges are on the
 /// page of each build.
 pub fn layers(layers: &[Layer]) -> Markup {
-    let mut columns: BTreeMap<i32, Vec<(&str, i64)>> = BTreeMap::new();
+    let mut columns: BTreeMap<i32, Parts<'_>> = BTreeMap::new();
     for layer in layers {
         columns.entry(layer.depth).or_default().push((&layer.state, layer.builds));
     }
@@ -128,14 +133,14 @@ pub fn layers(layers: &[Layer]) -> Markup {
 }
 
 /// At most fifty columns: deeper graphs have several depths in one.
-fn merged<'a>(columns: BTreeMap<i32, Vec<(&'a str, i64)>>) -> Vec<(i32, i32, Vec<(&'a str, i64)>)> {
+fn merged(columns: BTreeMap<i32, Parts<'_>>) -> Vec<(i32, i32, Parts<'_>)> {
     let each = columns.len().div_ceil(50).max(1);
-    let columns: Vec<(i32, Vec<(&str, i64)>)> = columns.into_iter().collect();
+    let columns: Vec<(i32, Parts<'_>)> = columns.into_iter().collect();
     columns
         .chunks(each)
         .filter_map(|chunk| {
             let (from, to) = (chunk.first()?.0, chunk.last()?.0);
-            let mut parts: Vec<(&str, i64)> = Vec::new();
+            let mut parts: Parts<'_> = Vec::new();
             for (state, count) in chunk.iter().flat_map(|(_, column)| column) {
                 match parts.iter_mut().find(|(known, _)| known == state) {
                     Some((_, all)) => *all += count,
@@ -166,7 +171,8 @@ fn stack<'a>(column: &[(&'a str, i64)], height: f64) -> Vec<(f64, f64, &'a str)>
 }
 
 /// A small graph, build by build: what needs nothing is on the left.
-pub fn graph(vertices: &[Vertex], edges: &[(i64, i64)]) -> Markup {
+pub fn graph(graph: &Graph) -> Markup {
+    let Graph { vertices, edges } = graph;
     let mut rows: BTreeMap<i32, usize> = BTreeMap::new();
     let places: HashMap<i64, (f64, f64)> = vertices
         .iter()
@@ -210,6 +216,8 @@ fn cut(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use harmonia_queue::pages::Vertex;
+
     use super::*;
 
     #[test]
@@ -236,7 +244,7 @@ mod tests {
             depth: 0,
             state: "failed".to_owned(),
         };
-        let text = graph(&[vertex], &[]).into_string();
+        let text = graph(&Graph { vertices: vec![vertex], edges: Vec::new() }).into_string();
         assert!(text.contains("&lt;script&gt;") && !text.contains("<script>"), "{text}");
     }
 }

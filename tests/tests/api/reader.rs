@@ -1,7 +1,7 @@
 //! Somebody with a browser, as far as HTTP goes: cookies, forms, where they come from.
 
 use reqwest::redirect::Policy;
-use reqwest::{Client, Response};
+use reqwest::{Client, RequestBuilder, Response};
 
 use super::desk::Desk;
 
@@ -31,14 +31,7 @@ impl<'a> Reader<'a> {
 
     /// What is there.
     pub async fn get(&self, path: &str) -> Response {
-        let request = self.client.get(format!("{}{path}", self.desk.url)).header("accept", "text/html");
-        match &self.cookie {
-            Some(cookie) => request.header("cookie", cookie),
-            None => request,
-        }
-        .send()
-        .await
-        .unwrap()
+        self.known(self.client.get(format!("{}{path}", self.desk.url)).header("accept", "text/html")).await
     }
 
     /// A page that must be there.
@@ -65,13 +58,15 @@ impl<'a> Reader<'a> {
             .header("origin", origin)
             .header("content-type", "application/x-www-form-urlencoded")
             .body(pairs.join("&"));
-        match &self.cookie {
+        self.known(request).await
+    }
+
+    async fn known(&self, request: RequestBuilder) -> Response {
+        let request = match &self.cookie {
             Some(cookie) => request.header("cookie", cookie),
             None => request,
-        }
-        .send()
-        .await
-        .unwrap()
+        };
+        request.send().await.unwrap()
     }
 
     /// The form of a page, sent as its button does.

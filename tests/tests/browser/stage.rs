@@ -35,7 +35,14 @@ impl<'a> Stage<'a> {
 
     /// Loads a page of the farm.
     pub async fn open(&self, path: &str) {
-        self.browser.open(&format!("{}{path}", self.url)).await;
+        // Chromium drops what it loads when an interface of the machine comes or goes, as those of other tests do.
+        for _ in 0..5 {
+            self.browser.open(&format!("{}{path}", self.url)).await;
+            if self.browser.run("return document.querySelector('#main') !== null").await == true {
+                return;
+            }
+        }
+        panic!("{path} cannot be loaded: {}", self.browser.text().await);
     }
 
     /// The link that `up` printed.
