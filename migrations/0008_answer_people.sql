@@ -327,9 +327,9 @@ BEGIN
   END IF;
   SELECT r.phase, r.cancelled, d.name, r.claimed_at INTO n FROM ci.running r JOIN ci.session s ON s.id = r.session_id JOIN ci.node d ON d.id = s.node_id WHERE r.job_id = p_job;
   IF FOUND THEN
-    RETURN QUERY SELECT n.phase::text, format('It is %s on %s, %s s after it was claimed%s.',
+    RETURN QUERY SELECT n.phase::text, format('It is %s on %s, %s s after it was claimed%s%s.',
       CASE n.phase WHEN 'building' THEN 'building' WHEN 'uploading' THEN 'uploading its outputs' ELSE 'being published' END,
-      n.name, floor(extract(epoch FROM v_now - n.claimed_at)), CASE WHEN n.cancelled THEN ', and will be stopped' ELSE '' END);
+      n.name, floor(extract(epoch FROM v_now - n.claimed_at)), ci.time_left(p_job), CASE WHEN n.cancelled THEN ', and will be stopped' ELSE '' END);
     RETURN;
   END IF;
   SELECT * INTO b FROM ci.blocked WHERE job_id = p_job;
@@ -339,7 +339,7 @@ BEGIN
     END IF;
     RETURN QUERY SELECT 'missing', format('Its input %s could not be fetched; a signer will look for it.', m.path) FROM ci.missing m WHERE m.job_id = p_job;
     RETURN QUERY SELECT 'blocked', format('It waits for %s inputs; the deepest is %s (build %s), which is %s.', x.n, y.drv_path, y.id, CASE
-        WHEN r.job_id IS NOT NULL THEN r.phase || ' on ' || d.name || ' for ' || floor(extract(epoch FROM v_now - r.claimed_at)) || ' s'
+        WHEN r.job_id IS NOT NULL THEN r.phase || ' on ' || d.name || ' for ' || floor(extract(epoch FROM v_now - r.claimed_at)) || ' s' || ci.time_left(y.id)
         WHEN k.job_id IS NOT NULL THEN 'ready to be claimed' ELSE 'waiting itself' END)
       FROM (SELECT count(*) AS n FROM ci.job_input i JOIN ci.job q ON q.id = i.input WHERE i.referrer = p_job AND q.state = 'open') x,
            ci.job y LEFT JOIN ci.running r ON r.job_id = y.id LEFT JOIN ci.session s ON s.id = r.session_id LEFT JOIN ci.node d ON d.id = s.node_id

@@ -103,6 +103,9 @@ pub enum SignerError {
         /// Why.
         reason: String,
     },
+    /// The bucket takes its time.
+    #[error("the bucket did not remove objects within {0:?}: the next sweep goes on")]
+    Slow(std::time::Duration),
     /// The port is taken, for one.
     #[error("cannot serve on {address}")]
     Serve {

@@ -32,6 +32,11 @@ const CONDEMNED: i32 = 500;
 const LOOK: Duration = Duration::from_secs(60);
 /// After each step, so many times as long as it took nothing is asked of the database: claims have the rest.
 const REST: u32 = 9;
+/// But no longer: a sweeper that is silent for two minutes is taken for dead.
+const LONGEST_REST: Duration = Duration::from_secs(30);
+/// Objects of one step are removed within this, so that two of them fit into those two minutes: later, another may sweep, and
+/// what it removed may be published again.
+const REMOVAL: Duration = Duration::from_secs(50);
 
 impl Signer {
     /// Sweeps whenever it is due and no other signer does.
@@ -141,7 +146,8 @@ impl Signer {
 
     async fn delete_all(&self, keys: impl Iterator<Item = String>) -> Result<(), SignerError> {
         let deleted = keys.map(|key| async move { self.bucket.delete(&key).await }.boxed());
-        Ok(side_by_side(deleted).await.into_iter().collect::<Result<_, _>>()?)
+        let deleted = tokio::time::timeout(REMOVAL, side_by_side(deleted)).await;
+        Ok(deleted.map_err(|_| SignerError::Slow(REMOVAL))?.into_iter().collect::<Result<_, _>>()?)
     }
 }
 
@@ -159,6 +165,6 @@ fn keys_of(condemned: &Condemned) -> Result<(String, Vec<String>), SignerError> 
 pub async fn paced<T>(step: impl Future<Output = T>) -> T {
     let begun = Instant::now();
     let answer = step.await;
-    tokio::time::sleep(begun.elapsed() * REST).await;
+    tokio::time::sleep((begun.elapsed() * REST).min(LONGEST_REST)).await;
     answer
 }

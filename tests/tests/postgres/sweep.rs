@@ -318,7 +318,7 @@ async fn a_source_that_is_being_removed_is_taken_a_moment_later() {
     farm.advance(DAY + 1.0).await;
     let sweep = begin(&farm).await;
     plan(&sweep).await;
-    assert_eq!(condemn(&sweep, Duration::ZERO).await, [source.clone()]);
+    assert_eq!(condemn(&sweep, Duration::ZERO).await, std::slice::from_ref(&source));
     let ingest = farm.begin("main").await;
     let token = ingest.token().await.unwrap();
     let again = [Output { name: String::new(), ..output("", &source) }];
@@ -448,7 +448,7 @@ async fn what_the_bucket_has_ends_the_job_that_would_make_it() {
     let jobs = farm.queue("main", &[("base", &[]), ("top", &["base"])]).await;
     let resync = Sweep::begin_resync(&farm.signer, "test").await.unwrap().unwrap();
     let found = signer::Published { drv_path: None, output: output("", &path("base")) };
-    assert_eq!(resync.adopt(&[found.clone()]).await.unwrap(), 1);
+    assert_eq!(resync.adopt(std::slice::from_ref(&found)).await.unwrap(), 1);
     assert_eq!(resync.adopt(&[found]).await.unwrap(), 0);
     farm.settle().await;
     assert_eq!(farm.state(jobs["base"]).await, "succeeded");
@@ -480,8 +480,11 @@ async fn attempts_go_on_after_the_last_that_the_bucket_has() {
     assert!(claim.fence.attempt > 1_000_000, "{}", claim.fence.attempt);
 }
 
+/// The tops of an evaluation, and whether it is kept.
+type Evaluated = (Vec<usize>, bool);
+
 /// A graph of up to a dozen paths in the order of their making, and up to four evaluations of some of them.
-fn graphs() -> impl Strategy<Value = (Vec<Vec<usize>>, Vec<(Vec<usize>, bool)>)> {
+fn graphs() -> impl Strategy<Value = (Vec<Vec<usize>>, Vec<Evaluated>)> {
     let inputs = vec(vec(0..12_usize, 0..4), 1..12);
     (inputs, vec((vec(0..12_usize, 1..4), any::<bool>()), 1..5))
 }
@@ -510,7 +513,7 @@ fn no_kept_closure_loses_a_path_and_nothing_else_is_left() {
             .enumerate()
             .map(|(node, inputs)| inputs.into_iter().filter(|&input| input < node).collect())
             .collect();
-        let evaluations: Vec<(Vec<usize>, bool)> = evaluations
+        let evaluations: Vec<Evaluated> = evaluations
             .into_iter()
             .map(|(tops, kept)| (tops.into_iter().map(|top| top % count).collect(), kept))
             .collect();
@@ -519,7 +522,7 @@ fn no_kept_closure_loses_a_path_and_nothing_else_is_left() {
     outcome.unwrap_or_else(|failure| panic!("{failure}"));
 }
 
-async fn sweep_random(graph: &[Vec<usize>], evaluations: &[(Vec<usize>, bool)]) -> Result<(), TestCaseError> {
+async fn sweep_random(graph: &[Vec<usize>], evaluations: &[Evaluated]) -> Result<(), TestCaseError> {
     let (farm, _, node) = Farm::small(4).await;
     let names: Vec<String> = (0..graph.len()).map(|node| format!("n{node}")).collect();
     let (mut all, mut kept) = (BTreeSet::new(), BTreeSet::new());

@@ -29,6 +29,20 @@ async fn running() -> (Farm, PoolHandle, Session, Claim) {
 }
 
 #[tokio::test]
+async fn when_it_should_be_done_follows_from_its_name() {
+    let (farm, _, _, claim) = running().await;
+    farm.database.execute("INSERT INTO ci.duration VALUES ('leaf', '{762}', 762)").await;
+    let sentence = "It is building on node, 42 s after it was claimed, done in about 12 minutes.";
+    explain(&farm, claim.fence.job, "building", sentence).await;
+    farm.advance(700.0).await;
+    let sentence = "It is building on node, 742 s after it was claimed, done in about 20 s.";
+    explain(&farm, claim.fence.job, "building", sentence).await;
+    farm.advance(100.0).await;
+    let sentence = "It is building on node, 842 s after it was claimed.";
+    explain(&farm, claim.fence.job, "building", sentence).await;
+}
+
+#[tokio::test]
 async fn it_is_cached() {
     let (farm, ..) = Farm::small(1).await;
     let cached = Node { cached: true, aterm: None, ..derivation("libc", &[]) };

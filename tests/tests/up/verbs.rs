@@ -105,6 +105,43 @@ async fn projects_and_tokens_come_and_go() {
 }
 
 #[tokio::test]
+async fn the_house_is_kept_by_hand() {
+    let machine = Machine::new();
+    let _up = machine.up().await;
+    machine.does(&["eval", &demo(), "--attr", "slow", "--wait"]);
+    has(&machine.does(&["pin", "1"]), &["evaluation 1 is pinned"]);
+    has(&machine.does(&["status", "1"]), &["succeeded, pinned"]);
+    has(&machine.does(&["pin", "1", "--undo"]), &["evaluation 1 is not pinned any more"]);
+
+    let (signer, _) = machine.part("signer").expect("a signer");
+    let environment = std::fs::read(format!("/proc/{signer}/environ")).unwrap();
+    let environment: Vec<(String, String)> = environment
+        .split(|byte| *byte == 0)
+        .filter_map(|line| {
+            String::from_utf8_lossy(line).split_once('=').map(|(n, v)| (n.to_owned(), v.to_owned()))
+        })
+        .filter(|(name, _)| name.starts_with("HARMONIA_CI_"))
+        .collect();
+    let as_signer = |words: &[&str]| {
+        let output = machine.run(machine.bare(words[0]).args(&words[1..]).envs(environment.clone()));
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{words:?}: {text}{}", String::from_utf8_lossy(&output.stderr));
+        text
+    };
+    let would = ["0 B  paths that nobody needs: would be removed", "objects in the bucket"];
+    has(&as_signer(&["cache", "sweep", "--dry-run"]), &would);
+    has(&as_signer(&["cache", "sweep"]), &["0 B  paths that nobody needs: removed"]);
+    has(&as_signer(&["cache", "resign"]), &["narinfos signed again"]);
+    let done: serde_json::Value = serde_json::from_str(&as_signer(&["resync", "-o", "json"])).unwrap();
+    assert!(done["same"].as_u64() > Some(0), "{done}");
+    assert_eq!(
+        (&done["adopted"], &done["lost"], &done["violations"]),
+        (&0.into(), &0.into(), &0.into()),
+        "{done}"
+    );
+}
+
+#[tokio::test]
 async fn an_exit_code_says_whose_fault_it_is() {
     let machine = Machine::new();
     assert_eq!(machine.verb(&["status"]), (UNKNOWN.to_owned(), 2));

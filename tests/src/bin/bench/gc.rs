@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use aws_sdk_s3::Client;
 use futures::stream::{self, StreamExt};
 use harmonia_nix::narinfo::{self, Record};
 use harmonia_nix::{Sha256, store_path};
@@ -42,18 +43,21 @@ pub async fn run(options: &Options, report: &mut Report<'_>) {
     }
 }
 
-/// Records of paths that each refer to ten others recorded before; jobs make nine of ten, and nobody the rest.
+/// Records of paths that each refer to ten others recorded before. Jobs make nine of ten; the rest nobody makes, and only
+/// the rest refers to it.
 async fn record(farm: &Farm, paths: usize) {
     let sql = format!(
-        "INSERT INTO ci.canonical (path, nar_hash, nar_size, refs, file_hash, file_size, recorded_at)
-         SELECT p(n), sha256(n::text::bytea), 1000, ARRAY(SELECT p((n * (k + 7)) % n) FROM generate_series(1, least(n - 1, 10)) k), sha256(n::text::bytea), 500,
-                ci.clock() - interval '1 year' FROM generate_series(1, {paths}) n;
-         INSERT INTO ci.output (job_id, name, path) SELECT -n, 'out', p(n) FROM generate_series(1, {paths}) n WHERE n % 10 > 0;"
+        "CREATE FUNCTION public.path(n bigint) RETURNS text LANGUAGE sql IMMUTABLE AS
+           $$ SELECT '/nix/store/' || translate(md5(n::text), 'e', 'z') || '-package-' || n $$;
+         INSERT INTO ci.canonical (path, nar_hash, nar_size, refs, file_hash, file_size, recorded_at)
+         SELECT public.path(n), sha256(n::text::bytea), 1000, ARRAY(
+             SELECT public.path(t + (n % 10 > 0 AND t % 10 = 0)::int)
+             FROM generate_series(1, least(n - 1, 10)) k CROSS JOIN LATERAL (SELECT 1 + (n * 7919 + k * 104729) % (n - 1) AS t) x),
+           sha256(n::text::bytea), 500, ci.clock() - interval '1 year' FROM generate_series(1::bigint, {paths}) n;
+         INSERT INTO ci.output (job_id, name, path)
+         SELECT -n, 'out', public.path(n) FROM generate_series(1::bigint, {paths}) n WHERE n % 10 > 0;"
     );
-    let name = "CREATE FUNCTION public.p(n bigint) RETURNS text LANGUAGE sql IMMUTABLE AS
-                $$ SELECT '/nix/store/' || translate(md5(n::text), 'e', 'z') || '-package-' || n $$";
-    farm.database.execute(name).await;
-    farm.database.execute(&sql.replace("p(n", "public.p(n").replace("p((", "public.p((")).await;
+    farm.database.execute(&sql).await;
     farm.tidy().await;
 }
 
@@ -142,9 +146,9 @@ async fn sweep_on(db: Db) {
 /// Objects a second that a resync looks at over HEADs a second of the same objects.
 async fn resync() -> f64 {
     let press = Press::new(Server::InProcess).await;
-    let keys =
-        stream::iter(0..PATHS).map(|n| publish(&press, n)).buffer_unordered(AT_ONCE).collect::<Vec<_>>();
-    let keys: Vec<String> = keys.await.concat();
+    let client = press.s3.client();
+    let published = stream::iter(0..PATHS).map(|n| publish(&press, &client, n)).buffer_unordered(AT_ONCE);
+    let keys: Vec<String> = published.collect::<Vec<_>>().await.concat();
     let signer = Signer::connect(&press.signer_settings().await).await.expect("a signer");
     let resync = || async {
         let start = Instant::now();
@@ -173,7 +177,7 @@ async fn heads(press: &Press, keys: &[String]) -> f64 {
 }
 
 /// A path as it would have been published; answers the keys of its narinfo and its NAR.
-async fn publish(press: &Press, n: usize) -> Vec<String> {
+async fn publish(press: &Press, client: &Client, n: usize) -> Vec<String> {
     let path = store_path::parse(&made_up(&format!("bench {n}"), "package")).expect("a store path");
     let (nar, file) = (Sha256::of(n.to_string()), b"a NAR".to_vec());
     let record = Record {
@@ -190,7 +194,7 @@ async fn publish(press: &Press, n: usize) -> Vec<String> {
     let text = narinfo::write(&record, std::slice::from_ref(&press.key)).expect("a narinfo");
     let keys = vec![layout::narinfo(&record.path), record.url];
     for (key, body) in keys.iter().zip([text.into_bytes(), file]) {
-        let put = press.s3.client().put_object().bucket(&press.s3.bucket).key(key);
+        let put = client.put_object().bucket(&press.s3.bucket).key(key);
         put.body(body.into()).send().await.expect("store it");
     }
     keys
