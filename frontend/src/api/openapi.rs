@@ -92,6 +92,7 @@ mod tests {
         POST /api/evals/{id}/cancel
         POST /api/evals/{id}/re-evaluate
         POST /api/evals/{id}/rebuild-failed
+        POST DELETE /api/evals/{id}/pin
         GET /api/builds
         GET /api/builds/{id}
         GET /api/builds/{id}/why
