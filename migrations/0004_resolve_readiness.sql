@@ -222,13 +222,13 @@ BEGIN
   RETURN v_classes;
 END $$;
 
--- One step. events: -1 if another is at it, else how many were looked at; call again until 0. classes: gained ready jobs,
--- wake their builders. ended: jobs that came to an end or opened again. stops: a running build is to be stopped.
+-- One step. events: -1 if another is at it, else how many were looked at; call again until 0. classes: gained ready jobs
+-- or nodes, wake their builders. ended: jobs that came to an end or opened again. stops: a running build is to be stopped.
 CREATE FUNCTION ci.resolve(p_rows int DEFAULT 1000) RETURNS TABLE (events int, classes int[], ended int, stops bool)
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_now timestamptz := ci.clock(); v_due bool; v_batch record; v_n int; v_last bigint; v_ended int := 0;
-  v_jobs bigint[]; v_of bigint[]; v_blocked bigint[]; v_others bigint[];
+  v_jobs bigint[]; v_of bigint[]; v_blocked bigint[]; v_others bigint[]; v_served int[];
 BEGIN
   SELECT r.folded_at <= v_now - interval '1 second' INTO v_due FROM ci.resolver r FOR UPDATE SKIP LOCKED;    -- lock: one_resolver
   IF NOT FOUND THEN RETURN QUERY SELECT -1, NULL::int[], 0, false; RETURN; END IF;
@@ -252,6 +252,8 @@ BEGIN
     PERFORM ci.match_projects();
     PERFORM ci.see_capable();
     PERFORM ci.rank();
+    -- Whoever asked before its kind of node was known got nothing, and would ask again when it polls.
+    SELECT array_agg(DISTINCT l.class_id) INTO v_served FROM ci.lane l WHERE l.active AND EXISTS (SELECT FROM ci.offer o WHERE o.lane_id = l.id);
   END IF;
 
   -- Each event's fan-out in the order of job ids from its cursor on, all of them up to p_rows rows together. After a
@@ -295,6 +297,7 @@ BEGIN
       stops := EXISTS (SELECT FROM ci.running r WHERE r.job_id = ANY (v_others) AND r.cancelled);
     END IF;
   END IF;
+  classes := classes || v_served;
   events := cardinality(v_batch.ids);
   ended := v_batch.ends + v_ended;
   stops := coalesce(stops, false);

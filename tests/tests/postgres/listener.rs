@@ -162,6 +162,20 @@ async fn builders_hear_which_classes_became_ready() {
 }
 
 #[tokio::test]
+async fn the_first_node_of_its_kind_hears_of_what_waits() {
+    let farm = farm().await;
+    let jobs = farm.evaluate("project", &[("a", &[])]).await;
+    let pool = farm.pool("pool", &[SYSTEM], 1).await;
+    farm.settle().await;
+    let mut listener = listen(&farm, &[Channel::Ready]).await;
+    let node = farm.node(&pool, "node").await;
+    let claimed = node.claim(1).await.unwrap();
+    assert!(claimed.is_empty(), "its kind is not known yet: {claimed:?}");
+    hints(&farm, &mut listener, async {}, async |_| true).await;
+    assert_eq!(farm.claim(&node).await.fence.job, jobs["a"]);
+}
+
+#[tokio::test]
 async fn frontends_hear_that_jobs_came_to_an_end() {
     let farm = farm().await;
     let pool = farm.pool("pool", &[SYSTEM], 1).await;
