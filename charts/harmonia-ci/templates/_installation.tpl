@@ -88,6 +88,13 @@
       "adminToken" (dict "secret" (include "harmonia-ci.adminTokenSecret" .)) -}}
 {{- with $pool }}{{ $_ := set $installation "pool" . }}{{ end -}}
 {{- with $forges }}{{ $_ := set $installation "forges" . }}{{ end -}}
+{{- with $values.oidc -}}
+{{- if .issuer -}}
+{{- $oidc := dict "issuer" .issuer "clientId" (required "oidc.clientId is missing: what the provider calls this farm" .clientId) "admins" .admins "operators" .operators -}}
+{{- with .existingSecret }}{{ $_ := set $oidc "secret" . }}{{ end -}}
+{{- $_ := set $installation "oidc" $oidc -}}
+{{- end -}}
+{{- end -}}
 {{- with $values.networkPolicy.forbidden }}{{ $_ := set $installation "forbidden" . }}{{ end -}}
 {{- with $values.tracing.endpoint }}{{ $_ := set $installation "tracing" (dict "endpoint" .) }}{{ end -}}
 {{- toYaml $installation -}}

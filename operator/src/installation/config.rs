@@ -33,6 +33,9 @@ pub struct Installation {
     /// Who sends webhooks and is told statuses.
     #[serde(default)]
     pub forges: Vec<Forge>,
+    /// Who says who people are. None: they sign in with tokens.
+    #[serde(default)]
+    pub oidc: Option<Oidc>,
     /// Taints of nodes that are about to go, beside a cordon.
     #[serde(default)]
     pub drain_taints: Vec<String>,
@@ -140,6 +143,25 @@ pub struct Forge {
     pub app_id: Option<u64>,
     /// A Secret with `webhook-secret`, and with the App's `private-key` or a `token`. Only frontends see it.
     pub secret: String,
+}
+
+/// How people sign in to the pages by OpenID Connect.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Oidc {
+    /// The provider's address.
+    pub issuer: String,
+    /// What this farm is called there.
+    pub client_id: String,
+    /// A Secret with `client-secret`. None: the provider gave none.
+    #[serde(default)]
+    pub secret: Option<String>,
+    /// Subjects or addresses of those who may do everything,
+    #[serde(default)]
+    pub admins: Vec<String>,
+    /// and of those who may start and stop builds.
+    #[serde(default)]
+    pub operators: Vec<String>,
 }
 
 /// The first token.
@@ -253,6 +275,7 @@ database:
 s3: {endpoint: 'http://harmonia-ci-s3:9000', publicEndpoint: null, bucket: harmonia-ci, region: us-east-1, virtualHost: false, secret: harmonia-ci-s3}
 signing: {secret: harmonia-ci-signing}
 forges: [{name: github, type: github, appId: 1234567, secret: app}, {name: code, type: gitea, url: 'https://code.example.org', secret: code-bot}]
+oidc: {issuer: 'https://id.example.org', clientId: farm, secret: sign-in, admins: [ada@example.org, bob@example.org]}
 frontend: {replicas: 2, resources: {}, url: 'http://harmonia-ci-frontend.ci.svc', publicUrl: 'https://ci.example.org', anonymousRead: false, nodeSelector: {}, tolerations: []}
 signer: {replicas: 2, resources: {requests: {cpu: 100m}}, nodeSelector: {disk: fast}, tolerations: [{key: ci, operator: Exists}]}
 evaluator: {replicas: 1, resources: {}, workers: 1, memory: 4Gi, timeout: 30m}

@@ -154,7 +154,8 @@ fn mounted(installation: &config::Installation) -> impl Iterator<Item = &String>
     let config::Databases { admin: _, operator: _, signer, frontend, evaluator } = &installation.database;
     let databases = [signer, frontend, evaluator].into_iter().flatten().map(|given| &given.secret);
     let forges = installation.forges.iter().map(|forge| &forge.secret);
-    databases.chain([&installation.signing.secret]).chain(&installation.s3.secret).chain(forges)
+    let oidc = installation.oidc.iter().filter_map(|oidc| oidc.secret.as_ref());
+    databases.chain([&installation.signing.secret]).chain(&installation.s3.secret).chain(forges).chain(oidc)
 }
 
 async fn keep(context: &Context, done: &mut Done) -> Result<(), InstallationError> {
@@ -178,6 +179,9 @@ async fn keep(context: &Context, done: &mut Done) -> Result<(), InstallationErro
             Role::Frontend => {
                 for forge in &context.installation.forges {
                     words.push(("forge", secrets::version(context, &forge.secret)?));
+                }
+                if let Some(secret) = context.installation.oidc.as_ref().and_then(|oidc| oidc.secret.as_ref()) {
+                    words.push(("oidc", secrets::version(context, secret)?));
                 }
             }
             Role::Evaluator => {

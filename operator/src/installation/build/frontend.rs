@@ -1,11 +1,11 @@
 use k8s_openapi::api::core::v1::{
-    PodSecurityContext, PodSpec, PodTemplateSpec, SecretVolumeSource, Volume, VolumeMount,
+    EnvVar, PodSecurityContext, PodSpec, PodTemplateSpec, SecretVolumeSource, Volume, VolumeMount,
 };
 use serde_json::json;
 
 use super::Wanted;
 use super::pod::{USER, bucket, container, slim, template};
-use crate::installation::config::Forge;
+use crate::installation::config::{Forge, Oidc};
 use crate::pod::{RUN, mount, setting};
 
 pub fn build(wanted: &Wanted<'_>) -> PodTemplateSpec {
@@ -20,8 +20,12 @@ pub fn build(wanted: &Wanted<'_>) -> PodTemplateSpec {
     if !forges.is_empty() {
         env.push(setting("FORGES", json!(forges.iter().map(entry).collect::<Vec<_>>()).to_string()));
     }
+    let oidc = wanted.installation.oidc.as_ref();
+    env.extend(oidc.into_iter().flat_map(sign_in));
     let mut container = container(wanted, slim(wanted), USER, env);
-    let (volumes, mounts): (Vec<_>, Vec<_>) = key.into_iter().chain(forges.iter().map(secret)).unzip();
+    let forges = forges.iter().map(|forge| secret(&format!("forge-{}", forge.name), &forge.secret, &place(forge)));
+    let oidc = oidc.and_then(|oidc| oidc.secret.as_ref()).map(|name| secret("oidc", name, &client()));
+    let (volumes, mounts): (Vec<_>, Vec<_>) = key.into_iter().chain(forges).chain(oidc).unzip();
     container.volume_mounts.get_or_insert_default().extend(mounts);
     template(
         wanted,
@@ -59,16 +63,34 @@ fn place(forge: &Forge) -> String {
     format!("{RUN}/forges/{}", forge.name)
 }
 
-fn secret(forge: &Forge) -> (Volume, VolumeMount) {
-    let name = format!("forge-{}", forge.name);
+/// Where the secret of the provider's client is.
+fn client() -> String {
+    format!("{RUN}/oidc")
+}
+
+/// The settings by which people sign in.
+fn sign_in(oidc: &Oidc) -> Vec<EnvVar> {
+    let mut env = vec![setting("OIDC_ISSUER", &oidc.issuer), setting("OIDC_CLIENT_ID", &oidc.client_id)];
+    if oidc.secret.is_some() {
+        env.push(setting("OIDC_CLIENT_SECRET_FILE", format!("{}/client-secret", client())));
+    }
+    for (name, people) in [("ADMINS", &oidc.admins), ("OPERATORS", &oidc.operators)] {
+        if !people.is_empty() {
+            env.push(setting(name, people.join(",")));
+        }
+    }
+    env
+}
+
+fn secret(name: &str, secret: &str, place: &str) -> (Volume, VolumeMount) {
     let volume = Volume {
-        name: name.clone(),
+        name: name.to_owned(),
         secret: Some(SecretVolumeSource {
-            secret_name: Some(forge.secret.clone()),
+            secret_name: Some(secret.to_owned()),
             default_mode: Some(0o440),
             ..SecretVolumeSource::default()
         }),
         ..Volume::default()
     };
-    (volume, mount(&name, &place(forge)))
+    (volume, mount(name, place))
 }

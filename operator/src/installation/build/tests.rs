@@ -86,6 +86,23 @@ fn only_frontends_have_the_secrets_of_forges() {
 }
 
 #[test]
+fn people_sign_in_where_the_installation_says() {
+    for role in Role::ALL {
+        assert_eq!(secrets_of(&pod(role)).contains(&"sign-in".to_owned()), role == Role::Frontend, "{role:?}");
+    }
+    let pod = pod(Role::Frontend);
+    for (name, value) in [
+        ("OIDC_ISSUER", Some("https://id.example.org")),
+        ("OIDC_CLIENT_ID", Some("farm")),
+        ("OIDC_CLIENT_SECRET_FILE", Some("/run/harmonia-ci/oidc/client-secret")),
+        ("ADMINS", Some("ada@example.org,bob@example.org")),
+        ("OPERATORS", None),
+    ] {
+        assert_eq!(setting(&pod.containers[0], name).as_deref(), value, "{name}");
+    }
+}
+
+#[test]
 fn every_role_has_its_own_login() {
     for role in Role::ALL {
         let expected = format!("harmonia-ci-database-{}", role.name());
