@@ -15,7 +15,17 @@ const EVERY: Duration = Duration::from_secs(900);
 const SOON: Option<Duration> = Some(Duration::from_secs(5));
 
 async fn farm() -> (Farm, i32) {
+    with_source(Farm::new().await).await
+}
+
+/// The same, where whoever waits for a lock gets an error.
+async fn impatient() -> Farm {
     let farm = Farm::new().await;
+    farm.forbid_waiting().await;
+    with_source(farm).await.0
+}
+
+async fn with_source(farm: Farm) -> (Farm, i32) {
     farm.freeze().await;
     let project = farm.project("main").await;
     let (instance, owner, repo) = (format!("{INSTANCE}/"), "Acme".to_owned(), "dots".to_owned());
@@ -283,8 +293,7 @@ async fn failures_are_counted_until_it_goes_well() {
 
 #[tokio::test]
 async fn frontends_pass_over_what_another_is_taking() {
-    let (farm, _) = farm().await;
-    farm.forbid_waiting().await;
+    let farm = impatient().await;
     push(&farm, "main", "1").await;
     let mut first = open(&farm).await;
     let take = sqlx::query("SELECT commit_id FROM ci.due_reports($1, 1)").bind(vec![INSTANCE.to_owned()]);
@@ -311,10 +320,9 @@ async fn heads_are_compared_by_one_at_a_time_and_in_their_time() {
 
 #[tokio::test]
 async fn whoever_compares_is_passed_over() {
-    let (farm, _) = farm().await;
+    let farm = impatient().await;
     comparison(&farm).await.unwrap();
     farm.advance(901.0).await;
-    farm.forbid_waiting().await;
     let mut first = open(&farm).await;
     let take = sqlx::query("SELECT FROM ci.due_comparison($1, '1 hour')").bind(vec![INSTANCE.to_owned()]);
     assert_eq!(take.fetch_all(&mut first).await.unwrap().len(), 1);
