@@ -180,7 +180,8 @@ async fn keep(context: &Context, done: &mut Done) -> Result<(), InstallationErro
                 for forge in &context.installation.forges {
                     words.push(("forge", secrets::version(context, &forge.secret)?));
                 }
-                if let Some(secret) = context.installation.oidc.as_ref().and_then(|oidc| oidc.secret.as_ref()) {
+                if let Some(secret) = context.installation.oidc.as_ref().and_then(|oidc| oidc.secret.as_ref())
+                {
                     words.push(("oidc", secrets::version(context, secret)?));
                 }
             }

@@ -23,7 +23,8 @@ pub fn build(wanted: &Wanted<'_>) -> PodTemplateSpec {
     let oidc = wanted.installation.oidc.as_ref();
     env.extend(oidc.into_iter().flat_map(sign_in));
     let mut container = container(wanted, slim(wanted), USER, env);
-    let forges = forges.iter().map(|forge| secret(&format!("forge-{}", forge.name), &forge.secret, &place(forge)));
+    let forges =
+        forges.iter().map(|forge| secret(&format!("forge-{}", forge.name), &forge.secret, &place(forge)));
     let oidc = oidc.and_then(|oidc| oidc.secret.as_ref()).map(|name| secret("oidc", name, &client()));
     let (volumes, mounts): (Vec<_>, Vec<_>) = key.into_iter().chain(forges).chain(oidc).unzip();
     container.volume_mounts.get_or_insert_default().extend(mounts);

@@ -88,7 +88,11 @@ fn only_frontends_have_the_secrets_of_forges() {
 #[test]
 fn people_sign_in_where_the_installation_says() {
     for role in Role::ALL {
-        assert_eq!(secrets_of(&pod(role)).contains(&"sign-in".to_owned()), role == Role::Frontend, "{role:?}");
+        assert_eq!(
+            secrets_of(&pod(role)).contains(&"sign-in".to_owned()),
+            role == Role::Frontend,
+            "{role:?}"
+        );
     }
     let pod = pod(Role::Frontend);
     for (name, value) in [
