@@ -44,6 +44,14 @@ pub enum Step {
     After,
 }
 
+/// An answer that refuses what is asked of a path.
+pub struct Refusal {
+    /// A word between two slashes of the path.
+    pub of: &'static str,
+    pub status: u16,
+    pub header: (&'static str, &'static str),
+}
+
 /// Where in the stream of requests somebody wants to be called.
 pub struct Plan {
     pub left: usize,
@@ -59,8 +67,8 @@ pub struct Memory {
     pub writers: BTreeSet<String>,
     pub pulls: BTreeMap<i32, Value>,
     pub branches: Vec<(String, String)>,
-    /// Instead of the next answers.
-    pub refusals: Vec<(u16, &'static str, &'static str)>,
+    /// Instead of the next answers to those who ask for such a path: others ask for theirs meanwhile.
+    pub refusals: Vec<Refusal>,
     pub requests: usize,
     pub tokens: usize,
     pub plan: Option<Plan>,
@@ -148,8 +156,10 @@ async fn answer(
     let plan = {
         let mut memory = memory.lock().unwrap();
         memory.requests += 1;
-        if let Some((status, name, value)) = memory.refusals.pop() {
-            return (StatusCode::from_u16(status).unwrap(), [(name, value)], "not now").into_response();
+        let refused = |refusal: &Refusal| uri.path().split('/').any(|word| word == refusal.of);
+        if let Some(place) = memory.refusals.iter().position(refused) {
+            let Refusal { status, header, .. } = memory.refusals.remove(place);
+            return (StatusCode::from_u16(status).unwrap(), [header], "not now").into_response();
         }
         match &mut memory.plan {
             Some(plan) if plan.left > 1 => {

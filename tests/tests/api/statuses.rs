@@ -11,7 +11,7 @@ use harmonia_tests::farm::Farm;
 use tokio::sync::oneshot;
 
 use super::desk::Desk;
-use super::recorder::{Plan, Recorder, Step, Told, adopt};
+use super::recorder::{Plan, Recorder, Refusal, Step, Told, adopt};
 
 const EVALUATIONS: usize = 200;
 const ROUNDS: usize = 10;
@@ -69,7 +69,7 @@ async fn a_forge_that_asks_for_patience_gets_it_and_then_the_status() {
     recorder.adopt(&desk.farm, PullRequests::default()).await;
     desk.farm.freeze().await;
     eventually("its heads were compared", || async { recorder.memory().requests >= 2 }).await;
-    recorder.memory().refusals.push((429, "retry-after", "300"));
+    recorder.memory().refusals.push(Refusal { of: "statuses", status: 429, header: ("retry-after", "300") });
     let before = recorder.memory().requests;
     push(&desk.farm, "main", "1").await;
     eventually("it has asked", || async { recorder.memory().requests == before + 1 }).await;

@@ -8,7 +8,7 @@ use reqwest::{Method, RequestBuilder, StatusCode};
 use serde_json::{Value, json};
 
 use super::desk::{Desk, answer, json as read, problem};
-use super::recorder::{NAME, Recorder, SECRET, sign};
+use super::recorder::{NAME, Recorder, Refusal, SECRET, sign};
 
 async fn start(pull_requests: PullRequests) -> (Desk, Recorder) {
     let recorder = Recorder::start().await;
@@ -248,7 +248,7 @@ async fn a_project_says_whose_pull_requests_are_built() {
 #[tokio::test]
 async fn what_cannot_be_checked_now_may_be_delivered_again() {
     let (desk, recorder) = start(PullRequests::Collaborators).await;
-    recorder.memory().refusals.push((500, "x-nothing", ""));
+    recorder.memory().refusals.push(Refusal { of: "collaborators", status: 500, header: ("x-nothing", "") });
     let mut body = pull_request("opened", '1', true);
     body["repository"] = json!({"name": "dots", "owner": {"login": "acme"}});
     let request = || signed(&desk, SECRET, "pull_request", "one", body.to_string().as_bytes());
