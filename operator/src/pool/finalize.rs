@@ -74,6 +74,7 @@ pub async fn abandon(pools: &Pools, meta: &ObjectMeta) -> Result<Action, PoolErr
 
 async fn let_go(pools: &Pools, meta: &ObjectMeta) -> Result<Action, PoolError> {
     pools.mirrored.forget(&database::name_of(meta));
+    pools.shown.forget(&database::name_of(meta));
     let (namespace, name) = (meta.namespace.as_deref(), meta.name.as_deref());
     pools.context.counts.pool_gone(namespace.unwrap_or_default(), name.unwrap_or_default());
     pools.refer(namespace.unwrap_or_default(), name.unwrap_or_default(), std::iter::empty());

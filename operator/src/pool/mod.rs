@@ -50,6 +50,7 @@ use numbers::Numbers;
 use scale::{Begun, Histories, Scaled};
 /// How many builders a pool should have, for whoever simulates it.
 pub use scale::{Bounds, Decision, History, Snapshot, desired_replicas};
+use update_status::Shown;
 
 const KIND: &str = "BuilderPool";
 /// How often the database is asked for the numbers of all pools; sooner, if it says that something became ready,
@@ -122,6 +123,7 @@ struct Pools {
     mirrored: Mirrored,
     histories: Histories,
     begun: Begun,
+    shown: Shown,
     /// What the queue was told of each pool.
     noted: Mutex<HashMap<String, (i64, String, mirror::Bounds)>>,
     /// The numbers are wanted at once.
@@ -141,6 +143,7 @@ pub async fn run(context: Arc<Context>) {
         mirrored: Mirrored::default(),
         histories: Histories::default(),
         begun: Begun::now(),
+        shown: Shown::default(),
         noted: Mutex::default(),
         hurry: Notify::new(),
         referring: Mutex::default(),
@@ -295,11 +298,11 @@ async fn settle(pools: &Pools, pool: &BuilderPool) -> Result<Action, PoolError> 
     if let Err(PoolError::NotLeading | PoolError::Apply(ApplyError::NotLeading)) = outcome {
         return Ok(Action::await_change());
     }
-    update_status::update_status(pools, pool, &outcome).await?;
+    let unshown = update_status::update_status(pools, pool, &outcome).await?;
     match outcome {
         Ok(apply::Outcome { scaled: Scaled { unfinished: true, .. }, .. }) => Ok(Action::requeue(SOON)),
         // Trying again changes nothing.
-        Ok(_) | Err(PoolError::Invalid(_)) => Ok(resync()),
+        Ok(_) | Err(PoolError::Invalid(_)) => Ok(unshown.map_or_else(resync, Action::requeue)),
         Err(error) => Err(error),
     }
 }

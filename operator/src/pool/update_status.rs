@@ -1,5 +1,9 @@
 //! What is shown of a pool.
 
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
 use harmonia_crds::conditions::{DATABASE_REACHABLE, NODES_WATCHED, PROGRESSING, READY, reason};
 use harmonia_crds::{BuilderPool, BuilderPoolStatus};
 use harmonia_queue::mirror::PoolCounts;
@@ -33,12 +37,41 @@ const STUCK: [&str; 8] = [
 /// Pods that are told about: the others wait for the same, as a rule.
 const PODS: usize = 3;
 
-/// Shows how the pool is. Sends nothing if that is what is shown.
+/// How much is done and to do is shown no more often than this: each build changes that of every pool that could take it, and
+/// two hundred pools would ask two hundred times as much of the API server as of the queue.
+const CALM: Duration = Duration::from_secs(10);
+
+/// When the status of each pool was last written, by its name in the database.
+#[derive(Default)]
+pub struct Shown(Mutex<HashMap<String, Instant>>);
+
+impl Shown {
+    /// How long a pool whose numbers alone have changed waits until they are shown.
+    fn wait(&self, name: &str) -> Option<Duration> {
+        let age = self.lock().get(name)?.elapsed();
+        CALM.checked_sub(age).filter(|rest| !rest.is_zero())
+    }
+
+    fn note(&self, name: String) {
+        self.lock().insert(name, Instant::now());
+    }
+
+    /// The pool is gone.
+    pub fn forget(&self, name: &str) {
+        self.lock().remove(name);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Instant>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Shows how the pool is. Sends nothing if that is what is shown. Answers how long what is not shown yet waits.
 pub async fn update_status(
     pools: &Pools,
     pool: &BuilderPool,
     outcome: &Result<Outcome, PoolError>,
-) -> Result<(), PoolError> {
+) -> Result<Option<Duration>, PoolError> {
     let context = &pools.context;
     let (namespace, name) = (pool.namespace().unwrap_or_default(), pool.name_any());
     let of_pool = |pod: &Pod| pod.labels().get(POOL) == Some(&name);
@@ -55,11 +88,17 @@ pub async fn update_status(
         troubles,
     };
     let found = findings(&seen);
-    let numbers = pools.numbers.last_counts(&database::name_of(pool.meta()));
+    let known_as = database::name_of(pool.meta());
+    let numbers = pools.numbers.last_counts(&known_as);
     let status = status(pool, &before, &seen, &found, numbers.as_ref(), Timestamp::now());
     context.counts.pool(&namespace, &name, &status);
     if status == before {
-        return Ok(());
+        return Ok(None);
+    }
+    if is_as_well(&status, &before)
+        && let Some(rest) = pools.shown.wait(&known_as)
+    {
+        return Ok(Some(rest));
     }
     if !context.standing().may_apply() {
         return Err(PoolError::NotLeading);
@@ -71,9 +110,9 @@ pub async fn update_status(
     });
     let parameters = PatchParams::apply(FIELD_MANAGER).force();
     match api.patch_status(&name, &parameters, &Patch::Apply(patch)).await {
-        Ok(_) => {}
+        Ok(_) => pools.shown.note(known_as),
         // It was deleted meanwhile: applying would make it anew.
-        Err(kube::Error::Api(status)) if status.is_not_found() => return Ok(()),
+        Err(kube::Error::Api(status)) if status.is_not_found() => return Ok(None),
         Err(error) => return Err(PoolError::api("show the pool's status")(error)),
     }
     for finding in news(&before.conditions, &found) {
@@ -81,7 +120,12 @@ pub async fn update_status(
             context.publish(pool, news).await;
         }
     }
-    Ok(())
+    Ok(None)
+}
+
+/// Whether no more has changed than how much is done and to do.
+fn is_as_well(status: &BuilderPoolStatus, before: &BuilderPoolStatus) -> bool {
+    BuilderPoolStatus { busy: before.busy, queued: before.queued, ..status.clone() } == *before
 }
 
 /// What a status follows from.
@@ -317,6 +361,25 @@ mod tests {
 
     fn words(finding: &Finding) -> (Truth, &'static str) {
         (finding.truth, finding.reason)
+    }
+
+    #[test]
+    fn only_how_much_there_is_to_do_may_wait_to_be_shown() {
+        let before = BuilderPoolStatus { busy: Some(1), queued: Some(2), ..BuilderPoolStatus::default() };
+        let more = BuilderPoolStatus { queued: Some(3), ..before.clone() };
+        assert!(is_as_well(&more, &before));
+        assert!(!is_as_well(&BuilderPoolStatus { draining: Some(1), ..more.clone() }, &before));
+        assert!(!is_as_well(&BuilderPoolStatus { desired_replicas: 1, ..more }, &before));
+    }
+
+    #[test]
+    fn a_pool_that_was_not_shown_lately_does_not_wait() {
+        let shown = Shown::default();
+        assert_eq!(shown.wait("ci/a"), None);
+        shown.note("ci/a".to_owned());
+        assert!(shown.wait("ci/a").is_some_and(|rest| rest <= CALM));
+        shown.forget("ci/a");
+        assert_eq!(shown.wait("ci/a"), None);
     }
 
     #[test]

@@ -18,9 +18,10 @@ const POOLS: usize = 200;
 const PROJECTS: usize = 800;
 /// How long everything may take on any machine.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// How long an operator that has done everything is left alone before it is looked at, and then looked at.
+/// How long an operator that has done everything is left alone before it is looked at, and then looked at,
 const SETTLED: Duration = Duration::from_secs(20);
-const WATCHED: Duration = Duration::from_secs(120);
+/// for longer than a watch lasts: the API server ends each after about five minutes.
+const WATCHED: Duration = Duration::from_secs(360);
 /// Builds that become ready one after the other.
 const READY: usize = 200;
 
@@ -74,23 +75,22 @@ async fn reconcile_all(release: &Release) -> f64 {
     let begun = Instant::now();
     release.namespace.apply(&all).await;
     let said = begun.elapsed();
-    eventually("everything is observed", PATIENCE, async || observed(release).await == POOLS + PROJECTS)
-        .await;
+    eventually("everything is observed", PATIENCE, async || unobserved(release).await == 0).await;
     let took = begun.elapsed();
     eprintln!("   applied after {:.1} s, observed after {:.1} s", said.as_secs_f64(), took.as_secs_f64());
     took.as_secs_f64() / said.as_secs_f64()
 }
 
-/// Pools and projects with a status of what they say now.
-async fn observed(release: &Release) -> usize {
+/// Pools and projects without a status of what they say now.
+async fn unobserved(release: &Release) -> usize {
     let columns = "--output=custom-columns=A:.metadata.generation,B:.status.observedGeneration";
     let words = ["get", "builderpools,projects", "--no-headers", columns];
     let table = release.namespace.kubectl(&words).await;
-    let is_observed = |line: &&str| {
+    let differ = |line: &&str| {
         let mut words = line.split_whitespace();
-        words.next() == words.next()
+        words.next() != words.next()
     };
-    table.lines().filter(|line| !line.trim().is_empty()).filter(is_observed).count()
+    table.lines().filter(differ).count()
 }
 
 /// An operator with nothing to do.
