@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use harmonia_nix::daemon::{BasicDerivation, BasicOutput, BuildMode, Options, Quiet};
+use harmonia_nix::daemon::{BasicDerivation, BasicOutput, BuildMode, Connection, Quiet};
 use harmonia_nix::{Sha256, StorePath, store_path};
 use thiserror::Error;
 
-use crate::store::{Store, StoreError};
+use crate::store::StoreError;
 
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -23,7 +23,7 @@ pub enum CanaryError {
 }
 
 /// Builds a directory that nobody built before, in whatever sandbox the daemon has, with a program of the daemon's own.
-pub async fn sing(store: &Store, options: &Options) -> Result<(), CanaryError> {
+pub async fn sing(connection: &mut Connection) -> Result<(), CanaryError> {
     let random = Sha256::of(uuid::Uuid::now_v7().as_bytes()).nix32();
     let named = |name: &str| -> Result<StorePath, CanaryError> {
         let path = format!("/nix/store/{}-harmonia-ci-canary{name}", &random[..32]);
@@ -42,7 +42,6 @@ pub async fn sing(store: &Store, options: &Options) -> Result<(), CanaryError> {
         args: Vec::new(),
         env: variables.into_iter().map(|(name, value)| (name.to_owned(), value.into_bytes())).collect(),
     };
-    let mut connection = store.connect(options).await?;
     let result = connection
         .build_derivation(&drv, &derivation, BuildMode::Normal, LIMIT, &mut Quiet)
         .await

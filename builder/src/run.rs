@@ -21,6 +21,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::canary::{self, CanaryError};
 use crate::config::Config;
 use crate::count::Counts;
 use crate::job;
@@ -29,7 +30,7 @@ use crate::persist::persist;
 use crate::roots::Roots;
 use crate::store::{Store, StoreError, free_bytes};
 use crate::upload::{UploadError, http_client};
-use crate::{canary, collect, log};
+use crate::{collect, log};
 
 /// Reached from this machine only, unless the settings say more.
 const LISTEN: &str = "127.0.0.1:7779";
@@ -43,6 +44,10 @@ const SOON: Duration = Duration::from_secs(1);
 const POLL: Duration = Duration::from_secs(10);
 /// How old what `/metrics` shows of now may be.
 const COUNT: Duration = Duration::from_secs(5);
+/// How soon a daemon that does not answer is tried again: one that starts beside its builder answers within a moment,
+const KNOCK: Duration = Duration::from_millis(50);
+/// and one that does not within this time is told about.
+const STARTING: Duration = Duration::from_secs(10);
 /// How long after a canary that died the next one follows.
 const CANARY: Duration = Duration::from_secs(10);
 /// Pauses of a builder that has just been told to stop are over by then.
@@ -184,7 +189,7 @@ impl Builder {
         loop {
             match self.store.connect(options).await {
                 Err(StoreError::Daemon(error)) if error.is_lost() && Instant::now() < until => {
-                    sleep(SOON).await
+                    sleep(KNOCK).await
                 }
                 connected => return connected,
             }
@@ -213,7 +218,7 @@ impl Builder {
         loop {
             // On a full disk the canary dies, and so would all that follows.
             collect::if_low(self).await;
-            let Err(error) = canary::sing(&self.store, &self.build_options()).await else { break };
+            let Err(error) = self.try_out().await else { break };
             self.not_yet("store", &error);
             tracing::warn!(error = sentence(&error), "the canary died");
             sleep(CANARY).await;
@@ -236,6 +241,12 @@ impl Builder {
                 Err(error) => return Err(error.into()),
             }
         }
+    }
+
+    /// Whether anything can be built here.
+    async fn try_out(&self) -> Result<(), CanaryError> {
+        let mut connection = self.connect(&self.build_options(), STARTING).await?;
+        canary::sing(&mut connection).await
     }
 
     /// Says why it is not ready. Once it was, it stays so: unready pods are the first to be evicted.

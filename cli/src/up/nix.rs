@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use harmonia_builder::canary::{self, CanaryError};
-use harmonia_builder::store::{Store, StoreError};
+use harmonia_builder::store::StoreError;
 use harmonia_nix::daemon::{Connection, Error, Options, Trust};
 use rustix::process::{Signal, geteuid};
 use tokio::task::spawn_blocking;
@@ -68,7 +68,7 @@ pub async fn find(given: Option<&str>) -> Result<Found, UpError> {
         Some(address) => (parse(address)?, true),
         None => (Daemon { socket: MACHINE.into(), root: "/".into(), is_machines: true }, false),
     };
-    match try_daemon(&daemon.socket, &daemon.root).await {
+    match try_daemon(&daemon.socket).await {
         Ok(Usable::Yes) => Ok(Found::Usable(daemon)),
         Ok(Usable::NotTrusted) if must => Err(UpError::NotTrusted { socket: daemon.socket, user: user() }),
         Err(error) if must => Err(UpError::Daemon { socket: daemon.socket, source: Box::new(error) }),
@@ -78,15 +78,15 @@ pub async fn find(given: Option<&str>) -> Result<Found, UpError> {
 }
 
 /// Asks a daemon whether it would build for this user. Those that do not say so are asked to build something.
-async fn try_daemon(socket: &Path, root: &Path) -> Result<Usable, Error> {
+async fn try_daemon(socket: &Path) -> Result<Usable, Error> {
     match greet(socket).await?.server().trust {
         Trust::Trusted => Ok(Usable::Yes),
         Trust::NotTrusted => Ok(Usable::NotTrusted),
         Trust::Unknown if geteuid().is_root() => Ok(Usable::Yes),
         Trust::Unknown => {
             let options = Options { use_substitutes: false, ..Options::default() };
-            let store = Store::new(socket.to_owned(), root.to_owned(), options.clone());
-            match canary::sing(&store, &options).await {
+            let mut connection = Connection::connect(socket, &options).await?;
+            match canary::sing(&mut connection).await {
                 Ok(()) => Ok(Usable::Yes),
                 Err(CanaryError::Store(StoreError::Daemon(error))) if error.is_lost() => Err(error),
                 Err(_) => Ok(Usable::NotTrusted),

@@ -2,9 +2,9 @@
 
 use k8s_openapi::api::core::v1::{
     Affinity, AppArmorProfile, Capabilities, ConfigMapVolumeSource, Container, EmptyDirVolumeSource, EnvVar,
-    EnvVarSource, ExecAction, HTTPGetAction, KeyToPath, ObjectFieldSelector, PodAffinityTerm,
-    PodAntiAffinity, Probe, SeccompProfile, SecretVolumeSource, SecurityContext, TopologySpreadConstraint,
-    Volume, VolumeMount, WeightedPodAffinityTerm,
+    EnvVarSource, HTTPGetAction, KeyToPath, ObjectFieldSelector, PodAffinityTerm, PodAntiAffinity, Probe,
+    SeccompProfile, SecretVolumeSource, SecurityContext, TopologySpreadConstraint, Volume, VolumeMount,
+    WeightedPodAffinityTerm,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -71,18 +71,11 @@ pub fn seed(image: Image<'_>) -> Container {
 }
 
 /// Nix's daemon as a native sidecar: it starts before those who use it, and outlives them. Builds live here, and so do their
-/// resources.
+/// resources. Without a startup probe, which would cost a second: who uses it waits for its socket.
 pub fn daemon(image: Image<'_>, sandbox: Sandbox) -> Container {
-    let socket = ["test", "-S", "/nix/var/nix/daemon-socket/socket"];
     Container {
         command: Some(["nix-daemon", "--daemon"].map(str::to_owned).into()),
         restart_policy: Some("Always".to_owned()),
-        startup_probe: Some(Probe {
-            exec: Some(ExecAction { command: Some(socket.map(str::to_owned).into()) }),
-            period_seconds: Some(1),
-            failure_threshold: Some(60),
-            ..Probe::default()
-        }),
         security_context: Some(daemon_security(sandbox)),
         volume_mounts: Some(vec![
             mount(NIX, "/nix"),
