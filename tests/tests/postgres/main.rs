@@ -21,6 +21,7 @@ mod leader;
 mod lease;
 mod listener;
 mod logs;
+mod memory;
 mod migrate;
 mod mirror;
 mod model;
