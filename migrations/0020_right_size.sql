@@ -52,3 +52,60 @@ BEGIN
     AND NOT EXISTS (SELECT FROM ci.lane l WHERE l.project_id = e.project_id AND l.tier = e.tier AND l.class_id = j.class_id)
   ORDER BY j.class_id, e.project_id, e.tier ON CONFLICT DO NOTHING;
 END $$;
+
+------------------------------------------------------------------------------------------------ signing everything again
+
+-- One row: who asked for what, and how far it is. Only a signer that has the keys that were asked for does it: while the new
+-- ones spread, another still has the old ones.
+CREATE TABLE ci.resign (
+  id          int PRIMARY KEY CHECK (id = 1),
+  keys        text[] CHECK (cardinality(keys) <= 100),      -- public halves, in their order; NULL: nobody asked
+  generation  bigint NOT NULL DEFAULT 0,
+  holder      text CHECK (octet_length(holder) <= 1024),
+  lease_until timestamptz NOT NULL DEFAULT '-infinity',
+  after       text COLLATE "C" NOT NULL DEFAULT '',         -- paths up to this one are done
+  done        bigint NOT NULL DEFAULT 0,
+  asked_at    timestamptz,
+  ended_at    timestamptz
+);
+INSERT INTO ci.resign (id) VALUES (1);
+
+CREATE FUNCTION ci.in_order(p_keys text[]) RETURNS text[] LANGUAGE sql IMMUTABLE AS $$ SELECT array_agg(DISTINCT k ORDER BY k) FROM unnest(p_keys) k $$;
+
+-- Whoever is at it with other keys, or began before, is not heard any more.
+CREATE FUNCTION ci.ask_resign(p_keys text[]) RETURNS void
+  LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  UPDATE ci.resign SET keys = ci.in_order(p_keys), generation = generation + 1, holder = NULL, lease_until = '-infinity', after = '', done = 0,
+    asked_at = ci.clock(), ended_at = NULL
+$$;
+
+CREATE FUNCTION ci.begin_resign(p_holder text, p_keys text[]) RETURNS TABLE (generation bigint, after text)
+  LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  UPDATE ci.resign r SET generation = r.generation + 1, holder = p_holder, lease_until = ci.clock() + ci.sweep_lease()
+  WHERE r.ended_at IS NULL
+    AND r.keys = ci.in_order(p_keys)                                                        -- fence: resign_keys
+    AND r.lease_until < ci.clock()                                                          -- fence: one_resigns
+  RETURNING r.generation, r.after
+$$;
+
+CREATE FUNCTION ci.write_resign(p_generation bigint, p_after text, p_count bigint, p_whole bool) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  UPDATE ci.resign SET after = coalesce(p_after, after), done = done + p_count, ended_at = CASE WHEN p_whole THEN ci.clock() END,
+    lease_until = CASE WHEN p_whole THEN '-infinity' ELSE ci.clock() + ci.sweep_lease() END
+  WHERE generation = p_generation;                                                          -- fence: resign_generation
+  IF NOT FOUND THEN PERFORM ci.refuse('HC005', 'another signs everything again by now'); END IF;
+END $$;
+
+CREATE FUNCTION ci.resigned(p_generation bigint, p_after text, p_count bigint) RETURNS void
+  LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$ SELECT ci.write_resign(p_generation, p_after, p_count, false) $$;
+
+CREATE FUNCTION ci.end_resign(p_generation bigint) RETURNS void
+  LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$ SELECT ci.write_resign(p_generation, NULL, 0, true) $$;
+
+CREATE FUNCTION ci.resign_state() RETURNS TABLE (asked_at text, holder text, running bool, done bigint, total bigint, ended_at text)
+  LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  SELECT ci.moment(r.asked_at), r.holder, r.lease_until > ci.clock(), r.done, (SELECT count(*) FROM ci.canonical c WHERE c.file_hash IS NOT NULL), ci.moment(r.ended_at)
+  FROM ci.resign r
+$$;
+
+GRANT EXECUTE ON FUNCTION ci.ask_resign, ci.begin_resign, ci.resigned, ci.end_resign, ci.resign_state TO harmonia_signer;

@@ -30,6 +30,7 @@ mod order;
 mod publish;
 mod races;
 mod renew;
+mod resign;
 mod retention;
 mod skew;
 mod sweep;
