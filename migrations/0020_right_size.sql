@@ -109,3 +109,13 @@ CREATE FUNCTION ci.resign_state() RETURNS TABLE (asked_at text, holder text, run
 $$;
 
 GRANT EXECUTE ON FUNCTION ci.ask_resign, ci.begin_resign, ci.resigned, ci.end_resign, ci.resign_state TO harmonia_signer;
+
+------------------------------------------------------------------------------------------------ rollback
+
+-- Programs that know the migrations up to this one, or later ones, still work on the schema: those of the release before. The last
+-- migration of every release moves it. A release that was rolled back finds a schema that is newer than itself, and asks here.
+CREATE TABLE ci.works_for (
+  id    int PRIMARY KEY CHECK (id = 1),
+  since bigint NOT NULL
+);
+INSERT INTO ci.works_for VALUES (1, 20);
