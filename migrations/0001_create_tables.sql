@@ -84,6 +84,7 @@ CREATE TABLE ci.pool (
   features           text[] NOT NULL DEFAULT '{benchmark,big-parallel,nixos-test}',   -- Nix's own default
   mandatory_features text[] NOT NULL DEFAULT '{}',
   slots              int NOT NULL DEFAULT 1 CHECK (slots BETWEEN 1 AND 1024),         -- the most one session may have
+  memory             bigint NOT NULL DEFAULT 0 CHECK (memory >= 0),                   -- bytes that a build has which is alone on a node; 0: nobody said
   at_maximum         bool NOT NULL DEFAULT false,                                     -- the operator cannot add nodes
   note               text CHECK (octet_length(note) <= 2000),                         -- what keeps nodes from running that it should have
   deleted_at         timestamptz,
@@ -91,15 +92,17 @@ CREATE TABLE ci.pool (
   k8s_generation     bigint
 );
 
--- A kind of work: one system and one set of required features. Capability matching is done once per class and node
--- type, never per job.
+-- A kind of work: one system, one set of required features, and the memory that was too little for it, if any was.
+-- Capability matching is done once per class and node type, never per job.
 CREATE TABLE ci.class (
   id           int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   system       text NOT NULL CHECK (octet_length(system) BETWEEN 1 AND 100),
   features     text[] NOT NULL DEFAULT '{}',
+  memory       bigint NOT NULL DEFAULT 0,                 -- bytes that its jobs have outgrown: only where there are more
   last_capable timestamptz NOT NULL DEFAULT ci.clock(),   -- when a pool or node that could run it was last seen
-  UNIQUE (system, features)
+  UNIQUE (system, features, memory)
 );
+CREATE INDEX class_outgrown ON ci.class (id) WHERE memory > 0;
 
 -- A project's place in one class. `used` is settled builder time, `inflight` what its running builds are charged;
 -- both are written by the resolver's fold only. tier 0 is trusted, 1 is an outside change.
@@ -124,6 +127,7 @@ CREATE TABLE ci.profile (
   systems   text[] NOT NULL,
   features  text[] NOT NULL,
   mandatory text[] NOT NULL,
+  memory    bigint NOT NULL,
   classes   int[] NOT NULL DEFAULT '{}',
   projects  int[] NOT NULL DEFAULT '{}',
   ranks     float8[] NOT NULL DEFAULT '{}',
@@ -133,7 +137,7 @@ CREATE TABLE ci.profile (
   whole     bool[] NOT NULL DEFAULT '{}',     -- these are all lanes of the project
   firsts    int[] NOT NULL DEFAULT '{}',      -- and one past the last lane
   lanes     int[] NOT NULL DEFAULT '{}',
-  UNIQUE (pool_id, systems, features, mandatory)
+  UNIQUE (pool_id, systems, features, mandatory, memory)
 ) WITH (fillfactor = 50);
 
 ------------------------------------------------------------------------------------------------ evaluations, graph

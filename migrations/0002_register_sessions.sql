@@ -21,6 +21,10 @@ CREATE FUNCTION ci.new_secret() RETURNS text LANGUAGE sql VOLATILE
 CREATE FUNCTION ci.name_of(p_drv_path text) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE
   AS $$ SELECT regexp_replace(left(substr(split_part(p_drv_path, '/', -1), 34), -4), '-[^A-Za-z].*$', '') $$;
 
+CREATE FUNCTION ci.bytes_in_words(p_bytes bigint) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+  SELECT CASE WHEN p_bytes >= 1 << 30 THEN trim_scale(round(p_bytes / 1073741824.0, 1)) || ' GiB' ELSE round(p_bytes / 1048576.0) || ' MiB' END
+$$;
+
 CREATE FUNCTION ci.refuse(p_state text, p_sentence text) RETURNS void LANGUAGE plpgsql
   AS $$ BEGIN RAISE EXCEPTION USING ERRCODE = p_state, MESSAGE = p_sentence; END $$;
 
@@ -33,12 +37,18 @@ CREATE FUNCTION ci.with_extra_platforms(p_systems text[]) RETURNS text[] LANGUAG
 $$;
 
 -- Can a node of these capabilities run the class?
-CREATE FUNCTION ci.fits(p_systems text[], p_features text[], p_mandatory text[], c ci.class) RETURNS bool
+CREATE FUNCTION ci.fits(p_systems text[], p_features text[], p_mandatory text[], p_memory bigint, c ci.class) RETURNS bool
   LANGUAGE sql IMMUTABLE AS $$
   SELECT true
      AND (c.system = 'builtin' OR c.system = ANY (p_systems))                               -- fence: fits_system
      AND c.features <@ p_features                -- every feature it requires               -- fence: fits_features
      AND p_mandatory <@ c.features               -- and it asks for what the node demands   -- fence: fits_mandatory
+     AND (c.memory = 0 OR p_memory > c.memory)   -- and has not outgrown the node           -- fence: fits_memory
+$$;
+
+-- Could a node of the pool, if it had one?
+CREATE FUNCTION ci.fits(p ci.pool, c ci.class) RETURNS bool LANGUAGE sql STABLE AS $$
+  SELECT ci.fits(ci.with_extra_platforms(p.systems), p.features || p.mandatory_features, p.mandatory_features, p.memory, c)
 $$;
 
 -- Is the session who it says? The login is compared too: a stolen secret is of no use elsewhere.
@@ -72,7 +82,7 @@ END $$;
 CREATE FUNCTION ci.match_profiles() RETURNS void LANGUAGE sql AS $$
   UPDATE ci.profile p SET classes = m.classes
   FROM (SELECT p.id, coalesce(array_agg(c.id ORDER BY c.id) FILTER (WHERE c.id IS NOT NULL), '{}') AS classes
-        FROM ci.profile p LEFT JOIN ci.class c ON ci.fits(p.systems, p.features, p.mandatory, c) GROUP BY p.id) m
+        FROM ci.profile p LEFT JOIN ci.class c ON ci.fits(p.systems, p.features, p.mandatory, p.memory, c) GROUP BY p.id) m
   WHERE m.id = p.id AND p.classes IS DISTINCT FROM m.classes
 $$;
 
@@ -86,11 +96,17 @@ CREATE FUNCTION ci.match_projects() RETURNS void LANGUAGE sql AS $$
 $$;
 
 -- May this pool build what a project has in this tier?
+CREATE FUNCTION ci.may_build(pr ci.project, p_tier smallint, p_pool int) RETURNS bool LANGUAGE sql IMMUTABLE AS $$
+  SELECT true
+     AND (p_tier <> 0 OR pr.pools IS NULL OR p_pool = ANY (pr.pools))                       -- fence: rank_pools
+     AND (p_tier = 0 OR p_pool = ANY (pr.untrusted_pools))                                  -- fence: rank_untrusted_pools
+$$;
+
+-- And now?
 CREATE FUNCTION ci.is_open(pr ci.project, p_tier smallint, p_pool int) RETURNS bool LANGUAGE sql IMMUTABLE AS $$
   SELECT pr.deleted_at IS NULL
      AND NOT pr.paused                                                                      -- fence: rank_paused
-     AND (p_tier <> 0 OR pr.pools IS NULL OR p_pool = ANY (pr.pools))                       -- fence: rank_pools
-     AND (p_tier = 0 OR p_pool = ANY (pr.untrusted_pools))                                  -- fence: rank_untrusted_pools
+     AND ci.may_build(pr, p_tier, p_pool)
 $$;
 
 -- Writes every profile's turns: active lanes it may claim from, by manual priority, then used seconds per share of
@@ -184,11 +200,11 @@ BEGIN
   END IF;
   UPDATE ci.node n SET secret_hash = ci.secret_hash(p_node_secret), kube_node = p_kube_node WHERE n.id = v_node.id;
 
-  INSERT INTO ci.profile (pool_id, systems, features, mandatory)
-  VALUES (v_pool.id, v_systems, v_features, v_pool.mandatory_features)
-  ON CONFLICT (pool_id, systems, features, mandatory) DO NOTHING;
+  INSERT INTO ci.profile (pool_id, systems, features, mandatory, memory)
+  VALUES (v_pool.id, v_systems, v_features, v_pool.mandatory_features, v_pool.memory)
+  ON CONFLICT (pool_id, systems, features, mandatory, memory) DO NOTHING;
   SELECT p.id INTO v_profile FROM ci.profile p WHERE p.pool_id = v_pool.id
-    AND p.systems = v_systems AND p.features = v_features AND p.mandatory = v_pool.mandatory_features;
+    AND p.systems = v_systems AND p.features = v_features AND p.mandatory = v_pool.mandatory_features AND p.memory = v_pool.memory;
   INSERT INTO ci.session (node_id, profile_id, login, secret_hash, slots, version)
   VALUES (v_node.id, v_profile, session_user, ci.secret_hash(v_secret), v_slots, p_version) RETURNING id INTO v_id;
   INSERT INTO ci.event (kind, subject) VALUES ('p', v_profile);                             -- event: register_matches_profiles

@@ -139,7 +139,7 @@ BEGIN
   INSERT INTO ci.event (kind, subject) SELECT 'p', min(id) FROM new HAVING count(*) > 0;    -- event: class_matches_profiles
 
   WITH c AS MATERIALIZED (SELECT u.s, u.f, k.id FROM (SELECT DISTINCT s, f FROM unnest(p_systems, p_features) u (s, f)) u
-                          JOIN ci.class k ON k.system = u.s AND k.features = ci.features_of(u.f)),
+                          JOIN ci.class k ON k.system = u.s AND k.features = ci.features_of(u.f) AND k.memory = 0),
        new AS (INSERT INTO ci.job (drv_path, class_id, depth, height, state, ended_at)
                SELECT u.path, c.id, u.depth, u.height, CASE WHEN u.cached THEN 'cached' ELSE 'open' END::ci.job_state,
                       CASE WHEN u.cached THEN ci.clock() END

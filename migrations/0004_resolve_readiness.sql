@@ -42,12 +42,19 @@ CREATE FUNCTION ci.lanes_of(p_jobs bigint[]) RETURNS TABLE (job_id bigint, proje
   WHERE x.tier = x.trust                                                                    -- fence: trust
 $$;
 
+-- May a pool build the job for any of them, once that is not paused?
+CREATE FUNCTION ci.may_build_job(p_pool int, p_job bigint) RETURNS bool LANGUAGE sql STABLE AS $$
+  SELECT EXISTS (SELECT FROM ci.lanes_of(ARRAY[p_job]) n JOIN ci.lane l ON l.id = n.lane_id JOIN ci.project pr ON pr.id = l.project_id
+                 WHERE ci.may_build(pr, l.tier, p_pool))
+$$;
+
 -- Writes the offers of ready jobs whose rows the caller owns, and wakes their lanes. A lane that wakes up joins at no
 -- less than the least-used active lane of its class: time spent idle is no credit.
 CREATE FUNCTION ci.offer_jobs(p_jobs bigint[]) RETURNS int[] LANGUAGE plpgsql AS $$
 DECLARE v_lanes int[]; v_tops smallint[];
 BEGIN
   DELETE FROM ci.offer WHERE job_id = ANY (p_jobs);
+  PERFORM ci.lay_lanes(p_jobs);
   WITH o AS (INSERT INTO ci.offer (project_id, lane_id, urgency, evaluation_id, shortness, job_id)
              SELECT n.project_id, n.lane_id, -j.priority, n.evaluation_id, -j.height, n.job_id
              FROM ci.lanes_of(p_jobs) n JOIN ci.job j ON j.id = n.job_id RETURNING lane_id, urgency)
@@ -102,19 +109,23 @@ BEGIN
   IF FOUND THEN PERFORM ci.rank(); END IF;
   -- A retry avoids the node that failed it only while another live node could take it.
   UPDATE ci.ready r SET avoid = NULL WHERE r.job_id = ANY (ARRAY(
-    SELECT r.job_id FROM ci.ready r WHERE r.avoid IS NOT NULL AND NOT ci.other_node(r.class_id, r.avoid) FOR UPDATE SKIP LOCKED));    -- lock: avoid_skips
+    SELECT r.job_id FROM ci.ready r WHERE r.avoid IS NOT NULL AND NOT ci.other_node(r.job_id, r.class_id, r.avoid) FOR UPDATE SKIP LOCKED));    -- lock: avoid_skips
   IF cardinality(v_entries) < p_rows THEN UPDATE ci.resolver SET folded_at = v_now; END IF;
 END $$;
 
-CREATE FUNCTION ci.other_node(p_class int, p_node int) RETURNS bool LANGUAGE sql STABLE AS $$
+-- Would another node claim it, in a pool that is open to a project that wants it?
+CREATE FUNCTION ci.other_node(p_job bigint, p_class int, p_node int) RETURNS bool LANGUAGE sql STABLE AS $$
   SELECT EXISTS (SELECT FROM ci.session s JOIN ci.profile p ON p.id = s.profile_id
     WHERE s.ended_at IS NULL AND s.last_seen > ci.clock() - ci.lease() AND s.node_id <> p_node AND s.streak < 3
-      AND p_class = ANY (p.classes) AND NOT EXISTS (SELECT FROM ci.drain d WHERE d.node_id = s.node_id AND d.session_id IN (0, s.id)))
+      AND p_class = ANY (p.classes) AND NOT EXISTS (SELECT FROM ci.drain d WHERE d.node_id = s.node_id AND d.session_id IN (0, s.id))
+      AND ci.may_build_job(p.pool_id, p_job))                                               -- fence: other_node_open
 $$;
 
 -- Judges blocked jobs: retire, follow, watch on, or make ready. Answers the classes that gained ready jobs, and how many ended.
 CREATE FUNCTION ci.judge(p_jobs bigint[], OUT classes int[], OUT ended int) LANGUAGE plpgsql AS $$
-DECLARE v_adopt bigint[]; v_bad bigint[]; v_roots bigint[]; v_ready bigint[]; v_follow bigint[]; v_lead bigint[];
+DECLARE
+  v_adopt bigint[]; v_bad bigint[]; v_roots bigint[]; v_ready bigint[]; v_follow bigint[]; v_lead bigint[]; v_outgrown bigint[];
+  v_large int[] := ARRAY(SELECT c.id FROM ci.class c WHERE c.memory > 0);
 BEGIN
   -- Jobs that share an output with another: nothing to do if every output is canonical, else follow whoever makes it.
   -- Only a job in front of it by (depth, id) is followed while both wait, so that no two wait for each other.
@@ -162,11 +173,13 @@ BEGIN
                  AND (b.run_at IS NULL OR b.run_at <= ci.clock())                           -- fence: run_at
                  AND NOT EXISTS (SELECT FROM ci.missing m WHERE m.job_id = b.job_id)        -- fence: missing_holds
                RETURNING b.job_id),
+       free AS MATERIALIZED (SELECT j.id, j.drv_path, j.class_id, j.avoid, j.failure FROM out JOIN ci.job j ON j.id = out.job_id),
        put AS (INSERT INTO ci.ready (job_id, class_id, estimate, avoid, since)
                SELECT j.id, j.class_id, coalesce((SELECT d.p50 FROM ci.duration d WHERE d.name = ci.name_of(j.drv_path)), 60),
-                      CASE WHEN j.avoid IS NOT NULL AND ci.other_node(j.class_id, j.avoid) THEN j.avoid END, ci.clock()
-               FROM out JOIN ci.job j ON j.id = out.job_id RETURNING job_id)
-  SELECT array_agg(job_id) INTO v_ready FROM put;
+                      CASE WHEN j.avoid IS NOT NULL AND ci.other_node(j.id, j.class_id, j.avoid) THEN j.avoid END, ci.clock()
+               FROM free j)
+  SELECT array_agg(id), array_agg(id) FILTER (WHERE failure = 'oom' OR class_id = ANY (v_large)) INTO v_ready, v_outgrown FROM free;
+  IF v_outgrown IS NOT NULL THEN PERFORM ci.right_size(v_outgrown); END IF;
   classes := ci.offer_jobs(v_ready);
 END $$;
 

@@ -101,7 +101,8 @@ BEGIN
     PERFORM ci.interrupt(p_session, ARRAY[p_job], ARRAY[p_attempt], left(p_message, 2000));
     RETURN true;
   END IF;
-  PERFORM ci.fail_attempts(ARRAY[p_job], v_session.node_id, v_kind, left(p_message, 2000));
+  PERFORM ci.fail_attempts(ARRAY[p_job], v_session.node_id, v_kind,
+    left(p_message, 2000) || CASE WHEN p_kind = 'oom' THEN ci.size_advice(p_job, v_session) ELSE '' END);
   IF v_kind.blames_node THEN
     UPDATE ci.session SET streak = streak + 1 WHERE id = p_session;
   END IF;

@@ -102,13 +102,13 @@ END $$;
 
 -- A pool, likewise.
 CREATE FUNCTION ci.write_pool(p_uid text, p_generation bigint, p_name text, p_login name, p_systems text[], p_features text[], p_mandatory text[],
-    p_slots int, p_at_maximum bool) RETURNS int LANGUAGE plpgsql AS $$
+    p_slots int, p_at_maximum bool, p_memory bigint) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE v_id int;
 BEGIN
-  INSERT INTO ci.pool AS p (name, login, systems, features, mandatory_features, slots, at_maximum, k8s_uid, k8s_generation)
-  VALUES (p_name, p_login, p_systems, p_features, p_mandatory, p_slots, coalesce(p_at_maximum, false), p_uid, p_generation)
+  INSERT INTO ci.pool AS p (name, login, systems, features, mandatory_features, slots, at_maximum, memory, k8s_uid, k8s_generation)
+  VALUES (p_name, p_login, p_systems, p_features, p_mandatory, p_slots, coalesce(p_at_maximum, false), p_memory, p_uid, p_generation)
   ON CONFLICT (name) DO UPDATE SET systems = EXCLUDED.systems, features = EXCLUDED.features, mandatory_features = EXCLUDED.mandatory_features,
-    slots = EXCLUDED.slots, at_maximum = coalesce(p_at_maximum, p.at_maximum), deleted_at = NULL, k8s_uid = EXCLUDED.k8s_uid, k8s_generation = EXCLUDED.k8s_generation
+    slots = EXCLUDED.slots, memory = EXCLUDED.memory, at_maximum = coalesce(p_at_maximum, p.at_maximum), deleted_at = NULL, k8s_uid = EXCLUDED.k8s_uid, k8s_generation = EXCLUDED.k8s_generation
   WHERE true
     AND (p.deleted_at IS NOT NULL OR (p.k8s_uid IS NULL) = (p_uid IS NULL))                 -- fence: pool_keeper
     AND (p.k8s_uid = p_uid AND p.deleted_at IS NOT NULL) IS NOT TRUE                        -- fence: mirror_removed_pool
@@ -127,17 +127,17 @@ BEGIN
 END $$;
 
 CREATE FUNCTION ci.put_pool(p_name text, p_login name, p_systems text[], p_features text[] DEFAULT '{benchmark,big-parallel,nixos-test}',
-    p_mandatory text[] DEFAULT '{}', p_slots int DEFAULT 1, p_at_maximum bool DEFAULT false) RETURNS int
+    p_mandatory text[] DEFAULT '{}', p_slots int DEFAULT 1, p_at_maximum bool DEFAULT false, p_memory bigint DEFAULT 0) RETURNS int
   LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-  SELECT ci.write_pool(NULL, NULL, p_name, p_login, p_systems, p_features, p_mandatory, p_slots, p_at_maximum)
+  SELECT ci.write_pool(NULL, NULL, p_name, p_login, p_systems, p_features, p_mandatory, p_slots, p_at_maximum, p_memory)
 $$;
 
 CREATE FUNCTION ci.mirror_pool(p_leader_generation bigint, p_uid text, p_generation bigint, p_name text, p_login name, p_systems text[],
-    p_features text[], p_mandatory text[], p_slots int) RETURNS bool
+    p_features text[], p_mandatory text[], p_slots int, p_memory bigint DEFAULT 0) RETURNS bool
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   PERFORM ci.require_leader('operator', p_leader_generation);
-  RETURN ci.write_pool(p_uid, p_generation, p_name, p_login, p_systems, p_features, p_mandatory, p_slots, NULL) IS NOT NULL;
+  RETURN ci.write_pool(p_uid, p_generation, p_name, p_login, p_systems, p_features, p_mandatory, p_slots, NULL, p_memory) IS NOT NULL;
 END $$;
 
 -- Whether a pool can have more nodes, and what keeps those from running that it should have: for who asks why nothing is built.
@@ -190,7 +190,7 @@ CREATE FUNCTION ci.pool_counts() RETURNS TABLE (name text, uid text, nodes bigin
   served AS (
     SELECT p.id, array_agg(l.id) AS lanes
     FROM ci.pool p
-    JOIN ci.class c ON ci.fits(ci.with_extra_platforms(p.systems), p.features || p.mandatory_features, p.mandatory_features, c)
+    JOIN ci.class c ON ci.fits(p, c)
     JOIN ci.lane l ON l.class_id = c.id
     JOIN ci.project pr ON pr.id = l.project_id AND ci.is_open(pr, l.tier, p.id)
     WHERE p.deleted_at IS NULL GROUP BY p.id)
@@ -200,8 +200,8 @@ CREATE FUNCTION ci.pool_counts() RETURNS TABLE (name text, uid text, nodes bigin
   FROM ci.pool p LEFT JOIN node n ON n.pool_id = p.id WHERE p.deleted_at IS NULL GROUP BY p.id ORDER BY p.name
 $$;
 
--- Ready jobs by the pools that could take them: for each pool, how many of its features they do not ask for; and how many of
--- them their projects' limits let run. In one pass over at most 100,000 offers, whatever the number of pools.
+-- Ready jobs by the pools that could take them: for each pool, how many of its features they do not ask for, and how many of the
+-- others have less memory than it; and how many of them their projects' limits let run. In one pass over at most 100,000 offers, whatever the number of pools.
 CREATE FUNCTION ci.demand() RETURNS TABLE (pools text[], surplus int[], jobs bigint)
   LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   WITH crowd AS (
@@ -219,9 +219,10 @@ CREATE FUNCTION ci.demand() RETURNS TABLE (pools text[], surplus int[], jobs big
     SELECT k.lanes, k.class_id, least(k.jobs, CASE WHEN k.room IS NOT NULL THEN greatest(0, k.room - sum(k.jobs) OVER w + k.jobs) END) AS jobs
     FROM kind k WINDOW w AS (PARTITION BY k.projects ORDER BY k.class_id, k.lanes)),
   fit AS (
-    SELECT b.lanes, b.jobs, p.name, cardinality(p.features || p.mandatory_features) - cardinality(c.features) AS surplus
+    SELECT b.lanes, b.jobs, p.name, cardinality(p.features || p.mandatory_features) - cardinality(c.features)
+             + rank() OVER (PARTITION BY b.lanes ORDER BY p.memory)::int - 1 AS surplus
     FROM bounded b JOIN ci.class c ON c.id = b.class_id
-    JOIN ci.pool p ON p.deleted_at IS NULL AND ci.fits(ci.with_extra_platforms(p.systems), p.features || p.mandatory_features, p.mandatory_features, c)
+    JOIN ci.pool p ON p.deleted_at IS NULL AND ci.fits(p, c)
     WHERE b.jobs > 0 AND EXISTS (SELECT FROM unnest(b.lanes) x JOIN ci.lane l ON l.id = x JOIN ci.project pr ON pr.id = l.project_id AND ci.is_open(pr, l.tier, p.id)))
   SELECT y.pools, y.surplus, sum(y.jobs)::bigint FROM (
     SELECT array_agg(f.name ORDER BY f.name) AS pools, array_agg(f.surplus ORDER BY f.name) AS surplus, f.jobs FROM fit f GROUP BY f.lanes, f.jobs) y
@@ -353,14 +354,17 @@ BEGIN
 
   -- Ready: who could take it?
   SELECT * INTO v_ready FROM ci.ready WHERE job_id = p_job;
-  SELECT count(*) FILTER (WHERE ci.fits(ci.with_extra_platforms(p.systems), p.features || p.mandatory_features, p.mandatory_features, c)) AS fit,
+  SELECT count(*) FILTER (WHERE ci.fits(p, c)) AS fit,
          count(*) FILTER (WHERE c.system = 'builtin' OR c.system = ANY (ci.with_extra_platforms(p.systems))) AS same_system,
-         bool_and(p.at_maximum) FILTER (WHERE ci.fits(ci.with_extra_platforms(p.systems), p.features || p.mandatory_features, p.mandatory_features, c)) AS full_up
+         bool_and(p.at_maximum) FILTER (WHERE ci.fits(p, c)) AS full_up
   INTO n FROM ci.pool p WHERE p.deleted_at IS NULL;
   IF n.fit = 0 THEN
     RETURN QUERY SELECT 'unsupported', ci.what_is_missing(c) || format(' It fails %s after the last one was seen, at %s.', '30 minutes',
       to_char((c.last_capable + interval '30 minutes') AT TIME ZONE 'UTC', 'HH24:MI "UTC"'));
     RETURN;
+  END IF;
+  IF c.memory > 0 THEN
+    RETURN QUERY SELECT 'memory', format('It ran out of memory where there are %s: only a pool with more may take it.', ci.bytes_in_words(c.memory));
   END IF;
   RETURN QUERY SELECT 'paused', format('Project %s is paused.', p.name) FROM ci.offer o JOIN ci.lane l ON l.id = o.lane_id JOIN ci.project p ON p.id = l.project_id
     WHERE o.job_id = p_job AND p.paused;
@@ -370,8 +374,8 @@ BEGIN
   RETURN QUERY SELECT 'pools', format('Project %s may build this only in pools that cannot run it.', p.name)
     FROM ci.offer o JOIN ci.lane l ON l.id = o.lane_id JOIN ci.project p ON p.id = l.project_id
     WHERE o.job_id = p_job AND NOT EXISTS (SELECT FROM ci.pool q WHERE q.deleted_at IS NULL
-      AND ci.fits(ci.with_extra_platforms(q.systems), q.features || q.mandatory_features, q.mandatory_features, c)
-      AND CASE l.tier WHEN 0 THEN p.pools IS NULL OR q.id = ANY (p.pools) ELSE q.id = ANY (p.untrusted_pools) END);
+      AND ci.fits(q, c)
+      AND ci.may_build(p, l.tier, q.id));
   RETURN QUERY SELECT 'draining', format('Node %s could take it but drains (%s).', d.name, string_agg(x.reason, ', '))
     FROM ci.session s JOIN ci.profile p ON p.id = s.profile_id JOIN ci.node d ON d.id = s.node_id JOIN ci.drain x ON x.node_id = d.id AND x.session_id IN (0, s.id)
     WHERE s.ended_at IS NULL AND s.last_seen > v_now - ci.lease() AND j.class_id = ANY (p.classes) GROUP BY d.name;
@@ -379,8 +383,8 @@ BEGIN
     FROM ci.session s JOIN ci.profile p ON p.id = s.profile_id JOIN ci.node d ON d.id = s.node_id JOIN ci.running r ON r.session_id = s.id AND r.phase = 'uploading'
     WHERE s.ended_at IS NULL AND j.class_id = ANY (p.classes) GROUP BY d.name, s.slots HAVING count(*) > 2 * s.slots;
   RETURN QUERY SELECT 'pending', format('Pool %s should have more nodes: %s.', p.name, p.note) FROM ci.pool p
-    WHERE p.deleted_at IS NULL AND p.note IS NOT NULL AND ci.fits(ci.with_extra_platforms(p.systems), p.features || p.mandatory_features, p.mandatory_features, c);
-  IF NOT ci.other_node(j.class_id, 0) THEN
+    WHERE p.deleted_at IS NULL AND p.note IS NOT NULL AND ci.fits(p, c);
+  IF NOT ci.other_node(p_job, j.class_id, 0) THEN
     RETURN QUERY SELECT 'no_node', CASE WHEN n.full_up THEN 'Every pool that can run it is at its maximum and has no node that would claim it.'
       ELSE 'No node that can run it claims at the moment; a pool that can exists.' END;
   END IF;
@@ -399,6 +403,9 @@ CREATE FUNCTION ci.what_is_missing(c ci.class) RETURNS text LANGUAGE sql STABLE 
   SELECT CASE
     WHEN c.system <> 'builtin' AND NOT EXISTS (SELECT FROM ci.pool p WHERE p.deleted_at IS NULL AND c.system = ANY (ci.with_extra_platforms(p.systems)))
       THEN format('No pool or node builds for %s.', c.system)
+    WHEN c.memory > 0 AND EXISTS (SELECT FROM ci.pool p WHERE p.deleted_at IS NULL
+        AND ci.fits(ci.with_extra_platforms(p.systems), p.features || p.mandatory_features, p.mandatory_features, c.memory + 1, c))
+      THEN format('No pool or node for %s has more than the %s of memory that it ran out of.', c.system, ci.bytes_in_words(c.memory))
     ELSE format('No pool or node for %s offers %s.', c.system, coalesce((
       SELECT 'the feature ' || string_agg(f, ', ') FROM unnest(c.features) f WHERE NOT EXISTS (
         SELECT FROM ci.pool p WHERE p.deleted_at IS NULL AND c.system = ANY (ci.with_extra_platforms(p.systems)) AND f = ANY (p.features || p.mandatory_features))),

@@ -101,7 +101,7 @@ DECLARE v_classes int[]; v_jobs bigint[];
 BEGIN
   SELECT array_agg(c.id) INTO v_classes FROM ci.class c
   WHERE EXISTS (SELECT FROM ci.pool p WHERE p.deleted_at IS NULL
-                AND ci.fits(ci.with_extra_platforms(p.systems), p.features || p.mandatory_features, p.mandatory_features, c))
+                AND ci.fits(p, c))
      OR EXISTS (SELECT FROM ci.session s JOIN ci.profile p ON p.id = s.profile_id
                 WHERE s.ended_at IS NULL AND s.last_seen > ci.clock() - ci.lease() AND c.id = ANY (p.classes));
   UPDATE ci.class SET last_capable = ci.clock() WHERE id = ANY (v_classes);

@@ -34,43 +34,46 @@ pub struct Built {
     _hold: Hold,
 }
 
-/// Builds. If the daemon dies while others build too, nobody knows whose fault it is: each is tried again alone.
+/// Builds. If memory runs out while others build too, nobody knows whose fault it is: it is tried again alone.
 pub async fn build(builder: &Builder, life: &Life, plan: &Plan, spool: &mut Spool) -> Result<Built, End> {
     let shared = builder.alone.read().await;
     let first = build_once(builder, plan, spool).await;
     let others = life.held.building() > 1;
     drop(shared);
-    let lost = match first {
-        Ok(built) => return Ok(built),
-        Err(Trouble::Ended(end)) => return Err(end),
-        Err(Trouble::Lost(error)) => error,
+    let trouble = match first {
+        Err(trouble) if others && trouble.is_for_want_of_memory() => trouble,
+        ended => return ended.map_err(Trouble::alone),
     };
-    if !others {
-        return Err(died_alone(&lost));
-    }
-    tracing::warn!(drv = %plan.drv, error = %lost, "the Nix daemon died under several builds: this one goes on alone");
+    tracing::warn!(drv = %plan.drv, ?trouble, "memory ran out under several builds: this one goes on alone");
     let _alone = builder.alone.write().await;
-    match build_once(builder, plan, spool).await {
-        Ok(built) => Ok(built),
-        Err(Trouble::Ended(end)) => Err(end),
-        Err(Trouble::Lost(error)) => Err(died_alone(&error)),
-    }
-}
-
-fn died_alone(error: &StoreError) -> End {
-    let message = format!(
-        "the Nix daemon died while it built only this, out of memory most likely: {}",
-        sentence(error)
-    );
-    End::Failed(Failure::Oom, message)
+    build_once(builder, plan, spool).await.map_err(Trouble::alone)
 }
 
 /// Why a build has no outputs.
+#[derive(Debug)]
 enum Trouble {
     /// It came to an end.
     Ended(End),
     /// The daemon went away.
     Lost(StoreError),
+}
+
+impl Trouble {
+    /// What the kernel does for want of memory, to the build or to the daemon under it.
+    fn is_for_want_of_memory(&self) -> bool {
+        matches!(self, Self::Lost(_) | Self::Ended(End::Failed(Failure::Oom, _)))
+    }
+
+    /// What it means for a build that had the node for itself.
+    fn alone(self) -> End {
+        match self {
+            Self::Ended(end) => end,
+            Self::Lost(error) => {
+                let words = "the Nix daemon died while it built only this, out of memory most likely";
+                End::Failed(Failure::Oom, format!("{words}: {}", sentence(&error)))
+            }
+        }
+    }
 }
 
 /// Anywhere but in the middle of a build, a daemon that goes away says nothing about what is built.

@@ -1,6 +1,7 @@
 use std::fmt::Write as _;
 
 use clap::{Args, Subcommand};
+use harmonia_queue::resign::State;
 use harmonia_service::settings::Settings;
 use harmonia_signer::{Keeping, Signer, Swept, Tally};
 
@@ -30,7 +31,17 @@ enum Verb {
         built_by: Option<String>,
     },
     /// Signs everything again with the keys of today, and with no other
-    Resign,
+    Resign {
+        /// Ask the signers to do it, and do not wait
+        #[arg(long)]
+        background: bool,
+        /// Only say how far the signers are
+        #[arg(long, conflicts_with = "background")]
+        status: bool,
+        /// How to print the status
+        #[arg(short, long, value_enum, default_value_t, requires = "status")]
+        output: Output,
+    },
     /// Removes from the bucket what no kept evaluation needs; signers do so by themselves once a day
     Sweep {
         /// Only say what would be removed now and later
@@ -54,7 +65,17 @@ pub async fn run(arguments: Arguments) -> Result<(), Failure> {
             eprintln!("{} forgotten", forgotten.len());
             Ok(())
         }
-        Verb::Resign => {
+        Verb::Resign { background: true, .. } => {
+            signer.ask_to_resign().await?;
+            println!("signers will do it; `harmonia-ci cache resign --status` says how far they are");
+            Ok(())
+        }
+        Verb::Resign { status: true, output, .. } => {
+            let state = signer.resigning().await?;
+            output.print(&state, || describe_resigning(&state));
+            Ok(())
+        }
+        Verb::Resign { .. } => {
             let progress = Progress::default();
             let count = signer.resign(|done| progress.show(&format!("{done} signed"))).await?;
             progress.end();
@@ -99,6 +120,20 @@ fn describe(swept: &Swept, dry_run: bool) -> String {
     text
 }
 
+fn describe_resigning(state: &State) -> String {
+    let State { asked_at: Some(asked), done, total, .. } = state else {
+        return "nobody has asked the signers to sign everything again\n".to_owned();
+    };
+    let how = match (&state.ended_at, &state.holder) {
+        (Some(ended), _) => {
+            return format!("{done} signed again, as asked for at {asked}; done at {ended}\n");
+        }
+        (None, Some(holder)) if state.running => format!("{holder} is at it"),
+        (None, _) => "a signer with the keys that it was asked for with goes on".to_owned(),
+    };
+    format!("{done} of {total} signed again, as asked for at {asked}; {how}\n")
+}
+
 /// In the unit that leaves up to four digits.
 fn size(bytes: u64) -> String {
     let units = ["B", "kB", "MB", "GB", "TB"];
@@ -118,6 +153,28 @@ mod tests {
     #[test]
     fn sizes_are_short() {
         assert_eq!([0, 9_999, 10_000, 12_345_678].map(size), ["0 B", "9999 B", "10 kB", "12 MB"]);
+    }
+
+    #[test]
+    fn how_far_a_resigning_is() {
+        let asked = State {
+            asked_at: Some("2026-01-02T03:04:05Z".to_owned()),
+            holder: Some("http://signer".to_owned()),
+            running: true,
+            done: 7,
+            total: 9,
+            ended_at: None,
+        };
+        let said = describe_resigning(&asked);
+        assert_eq!(
+            said,
+            "7 of 9 signed again, as asked for at 2026-01-02T03:04:05Z; http://signer is at it\n"
+        );
+        let said = describe_resigning(&State { running: false, ..asked.clone() });
+        assert!(said.ends_with("a signer with the keys that it was asked for with goes on\n"), "{said}");
+        let said = describe_resigning(&State { ended_at: Some("later".to_owned()), ..asked.clone() });
+        assert!(said.ends_with("; done at later\n"), "{said}");
+        assert!(describe_resigning(&State { asked_at: None, ..asked }).starts_with("nobody has asked"));
     }
 
     #[test]

@@ -32,8 +32,12 @@ pub async fn run(arguments: Arguments) -> Result<(), Failure> {
     for file in &report.applied {
         println!("applied {file}");
     }
-    if report.applied.is_empty() {
-        println!("the schema is up to date");
+    match report.newer {
+        Some(schema) => {
+            println!("the schema is of a later release (migration {schema}), and works for this one")
+        }
+        None if report.applied.is_empty() => println!("the schema is up to date"),
+        None => {}
     }
     for sentence in &report.open {
         eprintln!("warning: {sentence}");

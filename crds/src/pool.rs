@@ -94,6 +94,13 @@ pub struct BuilderPoolSpec {
     #[schemars(range(min = 0, max = 4096))]
     pub cores: i32,
 
+    /// The memory that the builds of one pod share: request and limit of the container `nix-daemon`. A build that runs out of it,
+    /// alone in its pod, is tried in a pool with more, if there is one that could build it, even one without pods. Without it
+    /// the container has what `template` gives it, and such a build is tried again anywhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = sized("64Mi", "64Ti"))]
+    pub memory: Option<Size>,
+
     /// How many builders there are. This is what `kubectl scale` writes. Without it and without `scaling.max` there is one.
     /// Refused while `scaling.max` is set. When it is lowered, builders finish what they have before they go.
     #[serde(default, skip_serializing_if = "Option::is_none")]

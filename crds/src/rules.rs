@@ -94,6 +94,11 @@ fn times_and_sizes_are_within_bounds() {
     for size in ["4GB", "big", "", "100m", "1Ki", "1025Ti", "-1Gi", "1e3"] {
         refuses(&pool(json!({ "store": { "size": size } })), &format!("spec.store.size: {store}"));
     }
+    let memory = "write a size from 64Mi to 64Ti, such as 64Mi or 100Gi";
+    for size in ["much", "63Mi", "65Ti"] {
+        refuses(&pool(json!({ "memory": size })), &format!("spec.memory: {memory}"));
+    }
+    accepts(&pool(json!({ "memory": "16Gi" })));
     for (time, size) in [("1h30m", "1.5Gi"), ("10s", "4G"), ("168h", "1048576")] {
         accepts(&pool(
             json!({ "drain": { "gracePeriod": time, "margin": "1s" }, "store": { "size": size } }),

@@ -70,6 +70,12 @@ impl Database {
         for file in report.applied {
             tracing::info!(file, "migrated");
         }
+        if let Some(schema) = report.newer {
+            tracing::warn!(
+                schema,
+                "the schema is of the next release, for which this one still works: it stays as it is"
+            );
+        }
         for sentence in report.open {
             tracing::warn!(sentence, "the database's login may not close this");
         }

@@ -24,6 +24,7 @@ pub mod pages;
 pub mod people;
 pub mod projects;
 pub mod replica;
+pub mod resign;
 pub mod resolver;
 pub mod signer;
 pub mod sweep;

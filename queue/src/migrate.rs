@@ -37,13 +37,16 @@ pub enum MigrateError {
     /// The schema could not be made.
     #[error("failed to make the schema ci")]
     Schema(#[source] sqlx::Error),
-    /// A later release has been here.
+    /// A later release has been here, one more than the next.
     #[error(
-        "the database has migration {schema}, this binary knows migrations up to {binary}: use the newer release"
+        "the database has migration {schema} and works for binaries that know those up to {since}, this one knows those up to \
+         {binary}: use a newer release, or restore the backup of before"
     )]
     Newer {
-        /// The first migration in the database that this binary does not know.
+        /// The last migration in the database.
         schema: i64,
+        /// The last one that a binary must know.
+        since: i64,
         /// The last migration that this binary knows.
         binary: i64,
     },
@@ -60,6 +63,8 @@ pub enum MigrateError {
 pub struct Report {
     /// The files applied by this run, in order.
     pub applied: Vec<&'static str>,
+    /// The schema is of a later release, of this migration, and works for this one: it was left as it is.
+    pub newer: Option<i64>,
     /// What this login was not allowed to close, one sentence each.
     pub open: Vec<&'static str>,
 }
@@ -91,13 +96,17 @@ pub async fn migrate_with(url: &str, alter: impl Fn(&str, &str) -> String) -> Re
         .await
         .map_err(MigrateError::Owner)?;
     let before = newest(&mut connection).await.map_err(MigrateError::State)?;
-    migrator.run_direct(None, &mut connection, false).await.map_err(explain)?;
+    let newer = Some(before).filter(|before| *before > known());
+    match newer {
+        Some(schema) => works_for(&mut connection, schema).await?,
+        None => migrator.run_direct(None, &mut connection, false).await.map_err(MigrateError::Apply)?,
+    }
     execute(&mut connection, "RESET ROLE; RESET search_path").await.map_err(MigrateError::State)?;
 
     let applied = FILES.iter().filter(|file| file.version > before).map(|file| file.name).collect();
     let open = close_gaps(&mut connection).await?;
     connection.close().await.map_err(MigrateError::State)?;
-    Ok(Report { applied, open })
+    Ok(Report { applied, newer, open })
 }
 
 /// Only the hardening of [`migrate`]: a database cloned from a template does not inherit its privileges.
@@ -168,12 +177,16 @@ async fn newest(connection: &mut PgConnection) -> Result<i64, sqlx::Error> {
     sqlx::query_scalar(newest).fetch_one(connection).await
 }
 
-fn explain(error: SqlxMigrateError) -> MigrateError {
-    let binary = FILES.last().map_or(0, |file| file.version);
-    match error {
-        SqlxMigrateError::VersionMissing(schema) if schema > binary => MigrateError::Newer { schema, binary },
-        other => MigrateError::Apply(other),
-    }
+/// The last migration that this binary knows.
+fn known() -> i64 {
+    FILES.last().map_or(0, |file| file.version)
+}
+
+/// A release that was rolled back works on the schema of the next one, and on no later one.
+async fn works_for(connection: &mut PgConnection, schema: i64) -> Result<(), MigrateError> {
+    let since = sqlx::query_scalar("SELECT since FROM ci.works_for").fetch_one(connection).await;
+    let (since, binary) = (since.map_err(MigrateError::State)?, known());
+    if since > binary { Err(MigrateError::Newer { schema, since, binary }) } else { Ok(()) }
 }
 
 /// Asks before and after each change: a REVOKE without the right to it is a mere warning, a change that is already

@@ -44,7 +44,7 @@ pub async fn project_gone(db: &Db, leader: i64, uid: &str, name: &str) -> Result
 /// Keeps a pool as its resource says. False: a later word stands.
 pub async fn pool(db: &Db, leader: i64, resource: Resource<'_>, pool: &Pool<'_>) -> Result<bool> {
     let query = sqlx::query(
-        "SELECT ci.mirror_pool($1, $2, $3, $4, $5::text::name, $6, coalesce($7, '{benchmark,big-parallel,nixos-test}'), $8, $9)",
+        "SELECT ci.mirror_pool($1, $2, $3, $4, $5::text::name, $6, coalesce($7, '{benchmark,big-parallel,nixos-test}'), $8, $9, $10)",
     )
     .bind(leader)
     .bind(resource.uid)
@@ -54,7 +54,8 @@ pub async fn pool(db: &Db, leader: i64, resource: Resource<'_>, pool: &Pool<'_>)
     .bind(&pool.systems)
     .bind(pool.features.as_deref())
     .bind(&pool.mandatory_features)
-    .bind(pool.slots);
+    .bind(pool.slots)
+    .bind(pool.memory);
     db.value(query).await
 }
 

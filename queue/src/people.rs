@@ -55,6 +55,8 @@ pub struct Pool<'a> {
     pub mandatory_features: Vec<String>,
     /// Builds at once on one node, at most.
     pub slots: i32,
+    /// Bytes that a build has which is alone on a node. 0: nobody knows. What runs out of them goes to a pool with more.
+    pub memory: i64,
 }
 
 /// Why an evaluation ends before its time.
@@ -87,10 +89,10 @@ pub async fn remove_project(db: &Db, name: &str) -> Result<bool> {
 /// Makes a pool or changes it. Its login is made by [`crate::logins`].
 pub async fn put_pool(db: &Db, pool: &Pool<'_>) -> Result<i32> {
     let query = sqlx::query(
-        "SELECT ci.put_pool($1, $2::text::name, $3, coalesce($4, '{benchmark,big-parallel,nixos-test}'), $5, $6)",
+        "SELECT ci.put_pool($1, $2::text::name, $3, coalesce($4, '{benchmark,big-parallel,nixos-test}'), $5, $6, false, $7)",
     );
     let query = query.bind(pool.name).bind(pool.login).bind(&pool.systems).bind(pool.features.as_deref());
-    db.value(query.bind(&pool.mandatory_features).bind(pool.slots)).await
+    db.value(query.bind(&pool.mandatory_features).bind(pool.slots).bind(pool.memory)).await
 }
 
 /// The pool is gone: nobody registers under it any more.

@@ -17,6 +17,7 @@ pub struct Counts {
     recovered: Counter,
     swept_objects: Counters,
     swept_bytes: Counters,
+    resigned: Counter,
 }
 
 impl Counts {
@@ -37,6 +38,8 @@ impl Counts {
         metrics.add("signer_swept", &["kind"], help, &self.swept_objects);
         let help = "Bytes that sweeps of the bucket removed, by the same";
         metrics.add("signer_swept_bytes", &["kind"], help, &self.swept_bytes);
+        let help = "Paths that were signed again in the background, after a change of keys";
+        metrics.add("signer_resigned", &[], help, &self.resigned);
     }
 
     pub(crate) fn slot(&self, slot: &Slot) {
@@ -61,6 +64,10 @@ impl Counts {
             self.swept_objects.get_or_create(&[("kind", kind)]).inc_by(tally.count);
             self.swept_bytes.get_or_create(&[("kind", kind)]).inc_by(tally.bytes);
         }
+    }
+
+    pub(crate) fn resigned(&self, paths: usize) {
+        self.resigned.inc_by(paths as u64);
     }
 
     pub(crate) fn recovered(&self, jobs: usize) {

@@ -8,6 +8,7 @@ mod api;
 mod complete;
 mod count;
 mod forget;
+mod pages;
 mod prove;
 mod publish;
 mod realise;
@@ -106,6 +107,11 @@ pub enum SignerError {
     /// The bucket takes its time.
     #[error("the bucket did not remove objects within {0:?}: the next sweep goes on")]
     Slow(std::time::Duration),
+    /// No two lists of it can be compared.
+    #[error(
+        "the bucket does not list its objects in the order of their keys, as S3 does: it cannot be compared with the database"
+    )]
+    Unordered,
     /// The port is taken, for one.
     #[error("cannot serve on {address}")]
     Serve {

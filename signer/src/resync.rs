@@ -1,12 +1,12 @@
 //! After the database was restored from a backup, under a bucket that went on: what the bucket has is adopted, and what only
 //! the database has is built again.
 //!
-//! Part by part, by the first digit of the paths' hashes: the narinfos and the NARs of a part are listed, its records read,
-//! each narinfo fetched, and [`judge`] says what is to be done.
+//! Part by part, by the first digit of the paths' hashes: narinfos, NARs and records are read side by side, each in its order
+//! and once, each narinfo is fetched, and [`judge`] says what is to be done.
 
 use std::collections::{BTreeSet, HashMap};
 
-use futures::FutureExt;
+use futures::{FutureExt, TryFutureExt, try_join};
 use harmonia_nix::key::PublicKey;
 use harmonia_nix::{narinfo, store_path};
 use harmonia_queue::signer::{self, Output, Published};
@@ -16,6 +16,7 @@ use harmonia_service::bucket::Listed;
 use harmonia_service::layout::{self, Object};
 use serde::Serialize;
 
+use crate::pages::Pages;
 use crate::prove::{Verdict as Proof, check_output};
 use crate::{Signer, SignerError, side_by_side};
 
@@ -62,12 +63,37 @@ enum Verdict {
     Foreign,
 }
 
+/// All that there is, in the order of paths.
+struct Everything<'a> {
+    root: Pages<'a, Listed>,
+    nars: Pages<'a, Listed>,
+    records: Pages<'a, Published>,
+}
+
 /// What the bucket lists and the database knows of one part of all paths.
-#[derive(Default)]
 struct Part {
     narinfos: Vec<String>,
     nars: HashMap<String, u64>,
     records: HashMap<String, Output>,
+}
+
+impl Everything<'_> {
+    /// What comes before the paths whose hashes begin so, and was not there before.
+    async fn before(&mut self, digit: Option<char>) -> Result<Part, SignerError> {
+        let bound = |prefix: &str| digit.map(|digit| format!("{prefix}{digit}"));
+        let (root, nars, records) = (bound(""), bound("nar/"), bound("/nix/store/"));
+        let (root, nars, records) = try_join!(
+            self.root.before(root.as_deref()),
+            self.nars.before(nars.as_deref()),
+            self.records.before(records.as_deref()),
+        )?;
+        let is_narinfo = |object: &Listed| matches!(layout::read(&object.key), Object::NarInfo(_));
+        Ok(Part {
+            narinfos: root.into_iter().filter(is_narinfo).map(|object| object.key).collect(),
+            nars: nars.into_iter().map(|object| (object.key, object.size)).collect(),
+            records: records.into_iter().map(|record| (record.output.path.clone(), record.output)).collect(),
+        })
+    }
 }
 
 impl Signer {
@@ -77,14 +103,17 @@ impl Signer {
         holder: &str,
         progress: impl Fn(&Resynced) + Send + Sync,
     ) -> Result<Option<Resynced>, SignerError> {
+        let last_attempt = self.last_attempt().await?;
         let Some(sweep) = Sweep::begin_resync(&self.db, holder).await? else { return Ok(None) };
         let mut done = Resynced::default();
-        sweep.advance_attempts(self.last_attempt().await?).await?;
-        for digit in DIGITS.chars() {
-            let mut part = self.part(digit).await?;
+        sweep.advance_attempts(last_attempt).await?;
+        let mut everything = self.everything();
+        for next in DIGITS.chars().skip(1).map(Some).chain([None]) {
+            let mut part = everything.before(next).await?;
             done.objects += (part.narinfos.len() + part.nars.len()) as u64;
             for keys in std::mem::take(&mut part.narinfos).chunks(BATCH) {
                 let found = self.fetch(keys).await?;
+                sweep.renew().await?;
                 self.settle_found(&sweep, found, &mut part, &mut done).await?;
                 progress(&done);
             }
@@ -102,52 +131,38 @@ impl Signer {
     async fn last_attempt(&self) -> Result<i64, SignerError> {
         let mut last = 0;
         for prefix in ["log-attempts/", "listings/"] {
-            for object in self.list_all(prefix, true).await? {
-                if let Object::LogOfAttempt(_, attempt) | Object::ListingOfAttempt(_, attempt) =
-                    layout::read(&object.key)
-                {
-                    last = last.max(attempt);
-                }
+            let mut from = None;
+            loop {
+                let (page, next) = self.bucket.list(prefix, true, from).await?;
+                let attempts = page.iter().filter_map(|object| match layout::read(&object.key) {
+                    Object::LogOfAttempt(_, attempt) | Object::ListingOfAttempt(_, attempt) => Some(attempt),
+                    _ => None,
+                });
+                last = attempts.fold(last, i64::max);
+                let Some(next) = next else { break };
+                from = Some(next);
             }
         }
         Ok(last)
     }
 
-    async fn part(&self, digit: char) -> Result<Part, SignerError> {
-        let (root, nars) = (digit.to_string(), format!("nar/{digit}"));
-        let (root, nars) = futures::try_join!(self.list_all(&root, true), self.list_all(&nars, true))?;
-        let is_narinfo = |object: &Listed| matches!(layout::read(&object.key), Object::NarInfo(_));
-        Ok(Part {
-            narinfos: root.into_iter().filter(is_narinfo).map(|object| object.key).collect(),
-            nars: nars.into_iter().map(|object| (object.key, object.size)).collect(),
-            records: self.records(&format!("/nix/store/{digit}")).await?,
-        })
-    }
-
-    async fn list_all(&self, prefix: &str, flat: bool) -> Result<Vec<Listed>, SignerError> {
-        let (mut all, mut from) = (Vec::new(), None);
-        loop {
-            let (page, next) = self.bucket.list(prefix, flat, from).await?;
-            all.extend(page);
-            match next {
-                Some(next) => from = Some(next),
-                None => return Ok(all),
+    fn everything(&self) -> Everything<'_> {
+        let listed = |prefix: &'static str| {
+            let list = move |from| self.bucket.list(prefix, true, from).map_err(SignerError::from).boxed();
+            Pages::new(|object: &Listed| object.key.as_str(), list)
+        };
+        let records = move |from: Option<String>| {
+            async move {
+                let page = signer::published(&self.db, &from.unwrap_or_default(), PAGE).await?;
+                let next = page.last().map(|record| record.output.path.clone());
+                Ok::<_, SignerError>((page, next))
             }
-        }
-    }
-
-    /// What the database believes to be in the bucket, of paths that begin so.
-    async fn records(&self, prefix: &str) -> Result<HashMap<String, Output>, SignerError> {
-        let (mut records, mut after) = (HashMap::new(), prefix.to_owned());
-        loop {
-            let page = signer::published(&self.db, &after, PAGE).await?;
-            let Some(last) = page.last() else { return Ok(records) };
-            after.clone_from(&last.output.path);
-            let ours = page.into_iter().filter(|record| record.output.path.starts_with(prefix));
-            records.extend(ours.map(|record| (record.output.path.clone(), record.output)));
-            if !after.starts_with(prefix) {
-                return Ok(records);
-            }
+            .boxed()
+        };
+        Everything {
+            root: listed(""),
+            nars: listed("nar/"),
+            records: Pages::new(|record: &Published| record.output.path.as_str(), records),
         }
     }
 
@@ -197,15 +212,28 @@ impl Signer {
         let makers = sweep::makers(&self.db, &paths).await?;
         let goals: BTreeSet<String> = makers.iter().map(|maker| maker.drv_path.clone()).collect();
         let proofs = self.prove_all(goals).await?;
-        let mut whole = Vec::new();
+        let mut of = HashMap::<&str, Vec<&Maker>>::new();
+        for maker in &makers {
+            of.entry(&maker.path).or_default().push(maker);
+        }
+        let mut proven = Vec::new();
         for mut found in found {
-            let makers: Vec<&Maker> = makers.iter().filter(|maker| maker.path == found.output.path).collect();
-            if !makers.is_empty() && !makers.iter().any(|maker| follows(&mut found, maker, &proofs)) {
-                done.unproven += 1;
-            } else if self.has_narinfos(makers.iter().flat_map(|maker| &maker.others)).await? {
-                whole.push(Published { drv_path: found.deriver, output: found.output });
+            let makers = of.remove(found.output.path.as_str()).unwrap_or_default();
+            if makers.is_empty() || makers.iter().any(|maker| follows(&mut found, maker, &proofs)) {
+                proven.push((found, makers));
             } else {
-                broken.push(found.output.path);
+                done.unproven += 1;
+            }
+        }
+        let there = proven.iter().map(|(_, makers)| {
+            self.has_narinfos(makers.iter().flat_map(|maker| maker.others.clone()).collect()).boxed()
+        });
+        let there = side_by_side(there).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let mut whole = Vec::new();
+        for ((found, _), there) in proven.into_iter().zip(there) {
+            match there {
+                true => whole.push(Published { drv_path: found.deriver, output: found.output }),
+                false => broken.push(found.output.path),
             }
         }
         if !whole.is_empty() {
@@ -214,9 +242,9 @@ impl Signer {
         Ok(())
     }
 
-    async fn has_narinfos(&self, paths: impl Iterator<Item = &String>) -> Result<bool, SignerError> {
+    async fn has_narinfos(&self, paths: Vec<String>) -> Result<bool, SignerError> {
         for path in paths {
-            if self.bucket.head(&layout::narinfo(&store_path::parse(path)?)).await?.is_none() {
+            if self.bucket.head(&layout::narinfo(&store_path::parse(&path)?)).await?.is_none() {
                 return Ok(false);
             }
         }

@@ -60,6 +60,7 @@ async fn work(settings: Settings, signer: Arc<Signer>, keeping: Keeping, health:
         signer.resolver.run(&signer.db),
         signer.recover(),
         signer.keep_sweeping(&replica.url, &keeping),
+        signer.keep_resigning(&replica.url),
         keep_keys_published(&signer),
         database::follow(&settings, &signer.db),
     );

@@ -103,6 +103,7 @@ impl Farm {
             features: None,
             mandatory_features: Vec::new(),
             slots,
+            memory: 0,
         })
         .await
     }

@@ -57,6 +57,7 @@
 {{- with .appId }}{{ $_ := set $forge "appId" (int64 .) }}{{ end -}}
 {{- $forges = append $forges $forge -}}
 {{- end -}}
+{{- $signer := merge $roles.signer (pick $values.signer "sweepEvery" "sweepGrace" "logRetention") -}}
 {{- $evaluator := merge $roles.evaluator (pick $values.evaluator "workers" "memory" "timeout") -}}
 
 {{- $pool := dict -}}
@@ -83,7 +84,7 @@
       "signing" (dict "secret" $signing)
       "drainTaints" $values.drainTaints
       "frontend" $frontend
-      "signer" $roles.signer
+      "signer" $signer
       "evaluator" $evaluator
       "adminToken" (dict "secret" (include "harmonia-ci.adminTokenSecret" .)) -}}
 {{- with $pool }}{{ $_ := set $installation "pool" . }}{{ end -}}

@@ -46,6 +46,7 @@ pub async fn prepare(layout: &Layout, database: &Database, slots: i32) -> Result
         features: Some(features(Path::new("/dev/kvm").exists())),
         mandatory_features: Vec::new(),
         slots,
+        memory: 0,
     };
     people::put_pool(&admin, &pool).await?;
     if projects::get(&admin, PROJECT).await?.is_none() {

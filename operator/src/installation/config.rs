@@ -205,6 +205,15 @@ pub struct Signer {
     /// What they tolerate.
     #[serde(default)]
     pub tolerations: Vec<Toleration>,
+    /// How often one of them sweeps the bucket, in their own words, such as `1d`;
+    #[serde(default)]
+    pub sweep_every: Option<String>,
+    /// how long what nobody needs stays there;
+    #[serde(default)]
+    pub sweep_grace: Option<String>,
+    /// and the logs of single attempts.
+    #[serde(default)]
+    pub log_retention: Option<String>,
 }
 
 /// The frontends.
@@ -277,7 +286,7 @@ signing: {secret: harmonia-ci-signing}
 forges: [{name: github, type: github, appId: 1234567, secret: app}, {name: code, type: gitea, url: 'https://code.example.org', secret: code-bot}]
 oidc: {issuer: 'https://id.example.org', clientId: farm, secret: sign-in, admins: [ada@example.org, bob@example.org]}
 frontend: {replicas: 2, resources: {}, url: 'http://harmonia-ci-frontend.ci.svc', publicUrl: 'https://ci.example.org', anonymousRead: false, nodeSelector: {}, tolerations: []}
-signer: {replicas: 2, resources: {requests: {cpu: 100m}}, nodeSelector: {disk: fast}, tolerations: [{key: ci, operator: Exists}]}
+signer: {replicas: 2, resources: {requests: {cpu: 100m}}, nodeSelector: {disk: fast}, tolerations: [{key: ci, operator: Exists}], sweepEvery: 12h, sweepGrace: 2d}
 evaluator: {replicas: 1, resources: {}, workers: 1, memory: 4Gi, timeout: 30m}
 adminToken: {secret: harmonia-ci-admin-token}
 pool: {name: default, spec: {systems: [x86_64-linux], store: {mode: EmptyDir}}}

@@ -128,6 +128,7 @@ async fn write(
         features: Some(spec.features.clone()),
         mandatory_features: spec.mandatory_features.clone(),
         slots: spec.slots,
+        memory: spec.memory.map_or(0, |memory| i64::try_from(memory.0).unwrap_or(i64::MAX)),
     };
     let resource = mirror::Resource {
         uid: meta.uid.as_deref().unwrap_or_default(),

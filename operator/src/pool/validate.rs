@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use harmonia_crds::overlay::{BUILDER, MOUNTS, NIX_DAEMON, OverlayContainer, PodOverlay, VOLUMES};
 use harmonia_crds::pool::{Limits, Nix, Store, refused_settings};
+use harmonia_crds::quantity::Size;
 use harmonia_crds::{BuilderPool, BuilderPoolSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::ResourceExt;
@@ -39,6 +40,8 @@ pub struct Wanted {
     pub slots: i32,
     /// What a build sees as `NIX_BUILD_CORES`.
     pub cores: i32,
+    /// What the builds in one pod have.
+    pub memory: Option<Size>,
     /// Where the Nix store is.
     pub store: Store,
     /// How long a builder may take to go,
@@ -89,6 +92,7 @@ pub fn validate(
         mandatory_features,
         slots,
         cores,
+        memory,
         replicas: _,
         scaling: _,
         store,
@@ -127,6 +131,7 @@ pub fn validate(
         features: offered,
         slots: *slots,
         cores: *cores,
+        memory: *memory,
         store: store.clone(),
         grace: drain.grace_period.0,
         margin: drain.margin.0,

@@ -123,6 +123,7 @@ async fn unknown_and_unfit_values_are_refused() {
         ("--set=quickstart.s3.sizes=1Gi", "quickstart.s3: Additional property sizes is not allowed"),
         ("--set=operator.replicas=3", "operator.replicas: Must be less than or equal to 2"),
         ("--set=evaluator.memory=lots", "evaluator.memory: Does not match pattern"),
+        ("--set=signer.sweepGrace=soon", "signer.sweepGrace: Does not match pattern"),
         ("--set=tracing.endpoint=collector:4318", "tracing.endpoint: Does not match pattern"),
         ("--set=networkPolicy.forbidden={10.0.0.1}", "networkPolicy.forbidden.0: Does not match pattern"),
         ("--set=s3.endpoint=minio:9000", "s3.endpoint: Does not match pattern"),
@@ -154,7 +155,7 @@ async fn the_operator_is_told_what_the_values_say() {
             "--set=image.tag=v1,builderImage.tag=v2,imagePullSecrets={pull},drainTaints={example.org/going}",
             "--set=database.signer.existingSecret=db,database.signer.key=signer",
             "--set=s3.endpoint=https://s3.example.org,s3.publicEndpoint=https://cdn.example.org,s3.region=eu-1",
-            "--set=frontend.replicas=3,frontend.anonymousRead=true,signer.nodeSelector.role=trusted",
+            "--set=frontend.replicas=3,frontend.anonymousRead=true,signer.nodeSelector.role=trusted,signer.sweepGrace=3d",
             "--set=networkPolicy.forbidden={10.0.0.1/32},tracing.endpoint=http://collector:4318",
         ],
     ]
@@ -182,6 +183,7 @@ async fn the_operator_is_told_what_the_values_say() {
         },
         "signer": {
             "replicas": 2, "resources": requests("50m", "64Mi"), "nodeSelector": {"role": "trusted"}, "tolerations": [],
+            "sweepEvery": "1d", "sweepGrace": "3d", "logRetention": "30d",
         },
         "evaluator": {
             "replicas": 1, "resources": requests("500m", "1Gi"), "nodeSelector": {}, "tolerations": [],
@@ -360,7 +362,7 @@ async fn every_pod_is_restricted() {
 }
 
 #[tokio::test]
-async fn an_upgrade_keeps_what_was_generated_and_a_new_installation_takes_it_over() {
+async fn upgrade_and_rollback_keep_what_was_generated_and_a_new_installation_takes_it_over() {
     let namespace = Namespace::new("chart").await;
     let here = format!("--namespace={}", namespace.name());
     // Other tests have definitions of their own.
@@ -385,6 +387,10 @@ async fn an_upgrade_keeps_what_was_generated_and_a_new_installation_takes_it_ove
 
     run("upgrade", &["--set=operator.replicas=2"]).await;
     assert_eq!(namespace.get("deployment/farm-operator").await["spec"]["replicas"], 2);
+    assert_eq!(secrets().await, generated);
+
+    helm(&["rollback", "farm", &here]).await.unwrap();
+    assert_eq!(namespace.get("deployment/farm-operator").await["spec"]["replicas"], 1);
     assert_eq!(secrets().await, generated);
 
     // Nothing runs here that could run a hook.

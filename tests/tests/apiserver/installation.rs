@@ -95,6 +95,19 @@ async fn passwords_and_tokens_outlive_the_operator() {
 }
 
 #[tokio::test]
+async fn an_operator_that_was_rolled_back_leads_on_the_schema_of_the_next_release() {
+    let mut release = Release::new("rolled-back").await;
+    appears(&release, "deployment", &["signer"]).await;
+    release.stop().await;
+    let next = "INSERT INTO ci._sqlx_migrations VALUES (9999, 'from the next release', now(), true, '', 0)";
+    release.farm.database.execute(next).await;
+    let what = format!("deployment/{}-signer", release.namespace.name());
+    release.namespace.kubectl(&["delete", &what]).await;
+    release.start();
+    appears(&release, "deployment", &["signer"]).await;
+}
+
+#[tokio::test]
 async fn a_settled_release_causes_no_request() {
     let release = Release::new("settled").await;
     appears(&release, "deployment", &["signer", "frontend", "evaluator"]).await;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use harmonia_queue::builder::{Claim, Node, Session};
+use harmonia_queue::builder::{Claim, Failure, Node, Session};
 use harmonia_queue::{Db, nodes, people};
 use harmonia_tests::kube::eventually;
 use harmonia_tests::operator::{Release, SOON};
@@ -125,6 +125,23 @@ async fn idle_builders_go_and_busy_ones_stay() {
     }
     queue(&release, "again", 1).await;
     has_replicas(&release, 1).await;
+}
+
+#[tokio::test]
+async fn what_ran_out_of_memory_starts_a_pod_of_a_larger_pool() {
+    let release = waiting("memory", "memory: 1Gi, scaling: {min: 1, max: 3}", 1).await;
+    release.namespace.apply(&pool("large", "memory: 4Gi, scaling: {min: 0, max: 1}")).await;
+    let large = "deployment/large-builder";
+    release.namespace.eventually(large, SOON, |workload| workload["spec"]["replicas"] == 0).await;
+    let builders = builders(&release, 1).await;
+    let claim = release.farm.claim(&builders[0].1).await;
+    builders[0].1.fail(claim.fence, Failure::Oom, "killed").await.unwrap();
+    release.farm.database.execute("UPDATE ci.blocked SET run_at = ci.clock()").await;
+    release.farm.settle().await;
+    release.namespace.eventually(large, SOON, |workload| workload["spec"]["replicas"] == 1).await;
+    let workload = release.namespace.get(large).await;
+    let limits = workload.pointer("/spec/template/spec/initContainers/1/resources/limits").unwrap();
+    assert_eq!(limits["memory"], "4Gi");
 }
 
 #[tokio::test]

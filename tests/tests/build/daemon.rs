@@ -2,7 +2,7 @@
 
 use harmonia_tests::nixes::{Expression, Version};
 use harmonia_tests::press::shared_nix;
-use harmonia_tests::yard::waiting;
+use harmonia_tests::yard::{Gates, waiting};
 
 use crate::scene::Scene;
 
@@ -67,6 +67,24 @@ async fn a_daemon_that_dies_twice_under_the_same_build_counts_once_for_that_buil
     scene.press.ends_well().await;
     assert_eq!(scene.press.outcomes(&drvs[1 - alone]).await, ["succeeded"]);
     assert_eq!(scene.press.outcomes(&drvs[alone]).await, ["oom", "succeeded"]);
+    builder.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_build_that_is_killed_beside_another_is_tried_alone_before_it_counts() {
+    let scene = Scene::start().await;
+    // As the kernel's killer leaves a shell whose child it took.
+    let greedy = Gates::before("greedy", "exit 137");
+    let drvs = scene.want(&[&waiting("modest"), &greedy]).await;
+    let nix = scene.nix(Version::New);
+    let builder = scene.builder(&nix, "one").await;
+    scene.reached("modest").await;
+    scene.reached("greedy").await;
+    scene.gates.open("greedy");
+    scene.gates.open("modest");
+    scene.reached("greedy").await;
+    assert_eq!(scene.after_attempts(&drvs[1], 1).await, ["oom"]);
+    scene.press.becomes(&drvs[0], "succeeded").await;
     builder.stop().await;
 }
 

@@ -12,7 +12,7 @@ const NAMESPACE: &str = "second";
 const OWN: [&str; 4] = ["--set", "watchNamespaces={second}", "--set", "crds.install=false"];
 
 #[tokio::test]
-async fn a_release_is_installed_tested_upgraded_and_uninstalled_and_leaves_projects_alone() {
+async fn a_release_is_installed_tested_upgraded_rolled_back_and_uninstalled_and_leaves_projects_alone() {
     let _farm = Farm::get().await;
     let _alone = Alone::new().await;
     install(NAMESPACE, &OWN).await;
@@ -30,6 +30,14 @@ async fn a_release_is_installed_tested_upgraded_and_uninstalled_and_leaves_proje
     eventually("the operator follows", Duration::from_secs(120), async || {
         let frontend = json(&["-n", NAMESPACE, "get", "deployment", "harmonia-ci-frontend"]).await;
         frontend["status"]["readyReplicas"] == 2
+    })
+    .await;
+
+    helm(&["rollback", RELEASE, "--namespace", NAMESPACE, "--wait", "--timeout", "2m"]).await;
+    assert_eq!(way_in(NAMESPACE).await, before, "and so does a rollback");
+    eventually("the operator follows", Duration::from_secs(120), async || {
+        let frontend = json(&["-n", NAMESPACE, "get", "deployment", "harmonia-ci-frontend"]).await;
+        frontend["status"]["replicas"] == 1
     })
     .await;
 

@@ -26,6 +26,7 @@ async fn featured(farm: &Farm, features: &[&str], mandatory: &[&str]) -> PoolHan
         features: Some(list(features)),
         mandatory_features: list(mandatory),
         slots: 4,
+        memory: 0,
     };
     farm.put_pool(pool).await
 }

@@ -354,6 +354,7 @@ async fn a_manual_build_that_a_node_cannot_take_gives_its_project_no_precedence(
         features: Some(vec!["cuda".into()]),
         mandatory_features: vec!["cuda".into()],
         slots: 1,
+        memory: 0,
     };
     let gpus = farm.put_pool(gpu).await;
     let cuda = Node { features: vec!["cuda".into()], ..derivation("cuda", &[]) };

@@ -685,6 +685,7 @@ async fn assert_the_farm_goes_on_while(hold: &str) {
         features: Some(vec!["kvm".into()]),
         mandatory_features: Vec::new(),
         slots: 2,
+        memory: 0,
     };
     people::put_pool(&farm.operator, &features).await.unwrap();
     for max_concurrent in [Some(1), None, Some(5)] {

@@ -77,14 +77,27 @@ async fn the_printed_roles_refuse_another_database() {
     assert!(error.to_string().contains("connect to the database elsewhere first"), "{error}");
 }
 
+const NEXT_RELEASE: &str =
+    "INSERT INTO ci._sqlx_migrations VALUES (9998, 'from the next release', now(), true, '', 0)";
+
 #[tokio::test]
-async fn a_newer_schema_is_refused() {
+async fn the_schema_of_the_next_release_is_left_as_it_is() {
     let database = Server::shared().database().await;
+    database.execute(NEXT_RELEASE).await;
+    let report = migrate::migrate(&database.direct_url()).await.unwrap();
+    assert_eq!((report.newer, report.applied), (Some(9998), vec![]));
+}
+
+#[tokio::test]
+async fn the_schema_of_a_later_one_is_refused() {
+    let database = Server::shared().database().await;
+    database.execute(NEXT_RELEASE).await;
     database
         .execute("INSERT INTO ci._sqlx_migrations VALUES (9999, 'from the future', now(), true, '', 0)")
         .await;
+    database.execute("UPDATE ci.works_for SET since = 9998").await;
     let error = migrate::migrate(&database.direct_url()).await.unwrap_err();
-    assert!(matches!(error, MigrateError::Newer { schema: 9999, .. }), "{error:?}");
+    assert!(matches!(error, MigrateError::Newer { schema: 9999, since: 9998, .. }), "{error:?}");
 }
 
 #[tokio::test]

@@ -24,6 +24,7 @@ fn slots(slots: i32) -> Pool<'static> {
         features: None,
         mandatory_features: Vec::new(),
         slots,
+        memory: 0,
     }
 }
 
@@ -281,6 +282,15 @@ async fn what_waits_counts_for_a_pool_without_a_node() {
     farm.queue("paused", &[("b", &[])]).await;
     farm.put_project(Project { paused: true, ..Project::new("paused") }).await;
     assert_eq!(mirror::pool_counts(&farm.operator).await.unwrap()[0].queued, 1);
+}
+
+#[tokio::test]
+async fn a_pools_memory_is_what_its_resource_says() {
+    let (farm, lead) = leading().await;
+    for memory in [4 << 30, 16 << 30] {
+        mirror_pool(&farm, &lead, at(memory), Pool { memory, ..slots(1) }).await;
+        assert_eq!(farm.value::<i64>("SELECT memory FROM ci.pool WHERE id > $1", 0).await, memory);
+    }
 }
 
 /// What waits: how many builds for which pools, with the features of each that they do not ask for.

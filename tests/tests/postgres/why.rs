@@ -43,6 +43,22 @@ async fn when_it_should_be_done_follows_from_its_name() {
 }
 
 #[tokio::test]
+async fn how_long_a_name_takes_is_learnt_from_its_builds() {
+    let (farm, _, node) = Farm::small(1).await;
+    farm.queue("main", &[("gcc-13.2", &[])]).await;
+    let first = farm.claim(&node).await;
+    farm.advance(762.0).await;
+    farm.succeed(&node, &first).await;
+    farm.pass(2.0).await;
+    let next = farm.queue("main", &[("gcc-14.1", &[]), ("top", &["gcc-14.1"])]).await;
+    farm.claim(&node).await;
+    let sentence = "It is building on node, 0 s after it was claimed, done in about 13 minutes.";
+    explain(&farm, next["gcc-14.1"], "building", sentence).await;
+    let (_, sentence) = why(&farm, next["top"]).await;
+    assert!(sentence.ends_with("building on node for 0 s, done in about 13 minutes."), "{sentence}");
+}
+
+#[tokio::test]
 async fn it_is_cached() {
     let (farm, ..) = Farm::small(1).await;
     let cached = Node { cached: true, aterm: None, ..derivation("libc", &[]) };

@@ -94,6 +94,40 @@ async fn after_a_leak_nothing_carries_the_old_signature() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn signing_everything_again_goes_on_where_a_signer_that_died_stopped() {
+    let press = Press::new(Server::InProcess).await;
+    let signer = press.start_signer().await;
+    let paths = [publish(&press, &signer, "one").await, publish(&press, &signer, "two").await];
+    signer.stop().await;
+    let new = SecretKey::generate("press-2").unwrap();
+    fs::write(press.key_file(), new.to_text().as_bytes()).unwrap();
+    let signer = Signer::connect(&press.signer_settings().await).await.unwrap();
+    signer.ask_to_resign().await.unwrap();
+
+    // It dies after the first path.
+    let first = tokio::sync::Notify::new();
+    tokio::select! {
+        done = signer.resign_if_asked("one", 1, |_| first.notify_one()) => panic!("{done:?}"),
+        () = first.notified() => {}
+    }
+    assert!(!signer.resign_if_asked("two", 1, |_| {}).await.unwrap(), "the first may still be at it");
+    press.farm.database.execute("UPDATE ci.resign SET lease_until = '-infinity'").await;
+    let halfway = signer.resigning().await.unwrap();
+    assert!(halfway.done < halfway.total && halfway.ended_at.is_none(), "{halfway:?}");
+
+    assert!(signer.resign_if_asked("two", 1, |_| {}).await.unwrap());
+    let state = signer.resigning().await.unwrap();
+    assert_eq!(
+        (state.done, state.total, state.ended_at.is_some()),
+        (4, 4, true),
+        "with busybox and its tools"
+    );
+    for path in &paths {
+        assert_eq!(signers(&press, path).await, ["press-2"]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_path_keeps_its_deriver_although_its_job_went() {
     let press = Press::new(Server::InProcess).await;
     let signer = press.start_signer().await;

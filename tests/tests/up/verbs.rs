@@ -132,6 +132,12 @@ async fn the_house_is_kept_by_hand() {
     has(&as_signer(&["cache", "sweep", "--dry-run"]), &would);
     has(&as_signer(&["cache", "sweep"]), &["0 B  paths that nobody needs: removed"]);
     has(&as_signer(&["cache", "resign"]), &["narinfos signed again"]);
+    has(&as_signer(&["cache", "resign", "--status"]), &["nobody has asked"]);
+    has(&as_signer(&["cache", "resign", "--background"]), &["signers will do it"]);
+    eventually("the signer has signed everything again", || async {
+        as_signer(&["cache", "resign", "--status"]).contains("done at")
+    })
+    .await;
     let done: serde_json::Value = serde_json::from_str(&as_signer(&["resync", "-o", "json"])).unwrap();
     assert!(done["same"].as_u64() > Some(0), "{done}");
     assert_eq!(

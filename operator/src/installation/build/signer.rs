@@ -11,6 +11,13 @@ pub fn build(wanted: &Wanted<'_>) -> PodTemplateSpec {
     let (mut env, key) = bucket(wanted);
     let keys = format!("{RUN}/{SIGNING}");
     env.extend([own_url(wanted), setting("SIGNING_KEY_FILES", &keys)]);
+    let signer = &wanted.installation.signer;
+    let kept = [
+        ("SWEEP_EVERY", &signer.sweep_every),
+        ("SWEEP_GRACE", &signer.sweep_grace),
+        ("LOG_RETENTION", &signer.log_retention),
+    ];
+    env.extend(kept.into_iter().filter_map(|(name, value)| Some(setting(name, value.as_deref()?))));
     env.extend(wanted.installation.tracing.iter().map(|tracing| setting("OTLP_ENDPOINT", &tracing.endpoint)));
     let mut container = container(wanted, slim(wanted), USER, env);
     let mounts = container.volume_mounts.get_or_insert_default();

@@ -52,6 +52,13 @@ fn only_signers_have_the_keys_and_nobody_else_can_read_them() {
 }
 
 #[test]
+fn signers_are_told_how_long_what_is_kept() {
+    let signer = pod(Role::Signer).containers[0].clone();
+    let told = ["SWEEP_EVERY", "SWEEP_GRACE", "LOG_RETENTION"].map(|name| setting(&signer, name));
+    assert_eq!(told, [Some("12h".to_owned()), Some("2d".to_owned()), None]);
+}
+
+#[test]
 fn only_signers_and_frontends_have_the_bucket() {
     for role in Role::ALL {
         let pod = pod(role);

@@ -56,6 +56,9 @@ pub fn build(wanted: &Wanted, config: &ConfigMap) -> PodTemplateSpec {
             _ => {}
         }
     }
+    if let Some(memory) = wanted.memory {
+        give(&mut daemon, memory);
+    }
     let name = child_name(&wanted.name);
     let mut pull: Vec<LocalObjectReference> =
         wanted.image_pull_secrets.iter().map(|name| LocalObjectReference { name: name.clone() }).collect();
@@ -118,6 +121,14 @@ fn lay_over(container: &mut Container, overlay: OverlayContainer) {
     }
     container.env.get_or_insert_default().extend(env);
     container.volume_mounts.get_or_insert_default().extend(volume_mounts);
+}
+
+/// So much memory, no more and no less, whatever is laid over it: the queue counts on it.
+fn give(container: &mut Container, memory: Size) {
+    let resources = container.resources.get_or_insert_default();
+    for quantities in [&mut resources.requests, &mut resources.limits] {
+        quantities.get_or_insert_default().insert("memory".to_owned(), Quantity(memory.to_string()));
+    }
 }
 
 fn builder(wanted: &Wanted, image: Image<'_>) -> Container {

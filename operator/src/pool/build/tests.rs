@@ -110,6 +110,15 @@ fn an_overlay_is_laid_over_ours() {
 }
 
 #[test]
+fn the_memory_of_a_pool_is_what_its_builds_have() {
+    let daemon = json!({"name": "nix-daemon", "resources": {"requests": {"cpu": "4", "memory": "1Gi"}}});
+    let overlay = json!({"spec": {"containers": [daemon]}});
+    let template = template(json!({"memory": "16Gi", "template": overlay}));
+    let resources = template.pointer("/spec/initContainers/1/resources").unwrap();
+    assert_eq!(resources, &json!({"requests": {"cpu": "4", "memory": "16Gi"}, "limits": {"memory": "16Gi"}}));
+}
+
+#[test]
 fn builds_reach_neither_metadata_nor_what_is_forbidden_and_builders_reach_the_collector() {
     let mut wanted = wanted(json!({}));
     wanted.forbidden = vec!["10.0.0.1/32".to_owned(), "fd00::1/128".to_owned()];

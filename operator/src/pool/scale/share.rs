@@ -14,7 +14,7 @@ pub struct Capacity {
 }
 
 /// How many waiting builds count for each pool. Free slots take what they can at once, whatever they are. For the rest pods are
-/// started where the fewest features are wasted, then where there is most room; beyond all room they wait there too.
+/// started where the fewest features and the least memory are wasted, then where there is most room; beyond all room they wait there too.
 pub fn share(demands: &[Demand], capacities: &BTreeMap<String, Capacity>) -> BTreeMap<String, i64> {
     let mut left = capacities.clone();
     let mut shares = BTreeMap::new();

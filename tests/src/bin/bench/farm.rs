@@ -46,6 +46,7 @@ impl Farm {
             features: features.map(|features| features.iter().map(|&f| f.to_owned()).collect()),
             mandatory_features: Vec::new(),
             slots: 1024,
+            memory: 0,
         };
         people::put_pool(&self.operator, &pool).await.expect("make the pool");
         for n in 0..projects {
