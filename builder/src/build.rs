@@ -161,7 +161,7 @@ fn failed(
         log: &spool.last(LAST_WORDS).unwrap_or_default(),
         fetches: plan.fetches,
         silent: verdict::was_silent(message, limits.silent, limits.timeout),
-        disk_full: least_free < builder.config.min_free,
+        disk_full: least_free < builder.config.marks.min_free,
     };
     let failure = ending.failure();
     let words = match failure {

@@ -6,6 +6,8 @@ use std::time::Duration;
 use harmonia_service::quantity::{Size, Span};
 use harmonia_service::settings::{Settings, SettingsError};
 
+use crate::collect::Marks;
+
 /// How a builder is configured.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -27,10 +29,8 @@ pub struct Config {
     pub root: PathBuf,
     /// What a build may take.
     pub limits: Limits,
-    /// Below so many free bytes garbage is collected,
-    pub min_free: u64,
-    /// until so many are.
-    pub max_free: u64,
+    /// When garbage is collected.
+    pub marks: Marks,
     /// Bytes built but not uploaded at which nothing more is claimed.
     pub backlog: u64,
     /// How long it may go on after SIGTERM.
@@ -69,7 +69,6 @@ impl Config {
             settings.get(key).map(words)
         };
         let path = |key, default: &str| PathBuf::from(settings.get(key).unwrap_or(default));
-        let min_free = size("min_free", 2 << 30)?;
         Ok(Self {
             node: settings.get("node").map_or_else(machine_name, str::to_owned),
             kube_node: settings.get("kube_node").map(str::to_owned),
@@ -86,8 +85,7 @@ impl Config {
                 output: size("max_output_size", 4_000_000_000)?,
                 log: size("max_log_size", 64_000_000)?,
             },
-            min_free,
-            max_free: size("max_free", min_free.saturating_mul(4))?.max(min_free),
+            marks: Marks::read(settings)?,
             backlog: size("upload_backlog", 32_000_000_000)?,
             grace: span("grace", 3600)?,
             margin: span("margin", 30)?,

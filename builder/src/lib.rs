@@ -6,7 +6,7 @@
 
 mod build;
 pub mod canary;
-mod collect;
+pub mod collect;
 mod config;
 mod count;
 pub mod drain;

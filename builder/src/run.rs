@@ -141,8 +141,8 @@ impl Builder {
             // Logs are kept in the bucket; here they would pile up, and a daemon takes long to compress them.
             .with("keep-build-log", "false")
             // With these a daemon also looks every few seconds whether its client is still there.
-            .with("min-free", &config.min_free.to_string())
-            .with("max-free", &config.max_free.to_string());
+            .with("min-free", &config.marks.min_free.to_string())
+            .with("max-free", &config.marks.max_free.to_string());
         let mut metrics = Metrics::default();
         let store = Arc::new(Store::new(config.daemon.clone(), config.root.clone(), options));
         Ok(Self {
@@ -217,7 +217,7 @@ impl Builder {
     async fn begin(&self) -> Result<Session, BuilderError> {
         loop {
             // On a full disk the canary dies, and so would all that follows.
-            collect::if_low(self).await;
+            collect::if_low(&self.store, &self.roots, self.config.marks).await;
             let Err(error) = self.try_out().await else { break };
             self.not_yet("store", &error);
             tracing::warn!(error = sentence(&error), "the canary died");

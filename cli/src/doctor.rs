@@ -70,6 +70,7 @@ pub async fn run(arguments: Arguments) -> Result<(), Failure> {
         ("nix", nix_version(find::which("nix").and_then(version_of))),
         ("daemon", daemon),
         ("sandbox", sandbox),
+        ("confined", confined().await),
         ("postgres", postgres(&find::postgres())),
         ("git", git()),
         ("disk", disk(&data)),
@@ -160,6 +161,19 @@ fn sandbox(daemon: bool) -> Finding {
              kernel.unprivileged_userns_clone=1` (on Ubuntu, kernel.apparmor_restrict_unprivileged_userns=0)"
                 .into(),
         ),
+    }
+}
+
+/// What stands between this machine and what it evaluates.
+async fn confined() -> Finding {
+    let tried = async {
+        let place = tempfile::tempdir().map_err(|error| error.to_string())?;
+        harmonia_evaluator::try_sandbox(place.path()).await.map_err(|error| sentence(&error))
+    };
+    match tried.await {
+        Ok((true, words)) => Finding::Ok(format!("evaluations run with {words}")),
+        Ok((false, words)) => Finding::Note(format!("evaluations run with {words}; see docs/security.md")),
+        Err(reason) => Finding::Note(format!("what confines evaluations cannot be tried: {reason}")),
     }
 }
 

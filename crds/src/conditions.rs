@@ -29,6 +29,8 @@ pub mod reason {
     pub const INVALID_SPEC: &str = "InvalidSpec";
     /// A Secret that is referred to does not exist.
     pub const SECRET_MISSING: &str = "SecretMissing";
+    /// A Secret that is referred to does not hold what it should; the message says what that is.
+    pub const INVALID_SECRET: &str = "InvalidSecret";
     /// The frontend does not answer yet which keys to trust.
     pub const WAITING_FOR_KEYS: &str = "WaitingForKeys";
     /// The database has not been reached since the operator started.

@@ -100,7 +100,8 @@ pub struct Source {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub git: Option<Git>,
 
-    /// A Secret in the same namespace with what is needed to read a private repository and private flake inputs.
+    /// A Secret in the same namespace by which a private repository and private flake inputs are read: a netrc file under the key
+    /// `netrc`, which says to which hosts each password is shown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_ref: Option<SecretRef>,
 }
@@ -157,7 +158,8 @@ pub struct Git {
 #[derive(KubeSchema, Serialize, Deserialize, Debug, Clone, PartialEq)]
 pub struct SecretRef {
     /// The Secret's name.
-    #[schemars(length(min = 1, max = 253))]
+    // With the namespace's and a dot it is a key of another Secret, which has 253 letters at most: 253 - 63 - 1.
+    #[schemars(length(min = 1, max = 189), pattern("^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
     pub name: String,
 }
 

@@ -1,15 +1,16 @@
-//! Foreign code in a process group of its own, with limits. However it ends, and whoever stops waiting for it, the whole
-//! group is killed.
+//! Foreign code in processes of its own, with limits. However it ends, and whoever stops waiting for it, all that descends from
+//! it is killed.
 
+use std::collections::HashMap;
 use std::io;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use thiserror::Error;
-use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::Command;
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -25,8 +26,17 @@ pub const LONGEST_OUTPUT: u64 = 32 << 20;
 pub struct Bounds {
     /// Until when.
     pub until: Instant,
-    /// Bytes of memory of the whole group.
+    /// Bytes of memory of all its processes.
     pub memory: u64,
+}
+
+/// Where a child says line by line what counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Heard {
+    /// Nix's traces, and whatever programs complain about.
+    Errors,
+    /// Its output.
+    Output,
 }
 
 /// How a child ended that was not stopped.
@@ -34,8 +44,8 @@ pub struct Bounds {
 pub struct Ended {
     /// Whether it says that all is well.
     pub success: bool,
-    /// What it wrote.
-    pub output: Vec<u8>,
+    /// What it wrote where its lines are not heard.
+    pub rest: Vec<u8>,
 }
 
 /// Why a child did not come to its end.
@@ -65,18 +75,19 @@ pub enum ChildError {
     Pipe(#[from] io::Error),
 }
 
-/// Runs a program to its end. Each line of its errors goes to `line`, which may stop it.
+/// Runs a program to its end. Each line that is heard goes to `line`, which may stop it.
 pub async fn run(
     mut command: Command,
     input: &[u8],
     bounds: Bounds,
+    heard: Heard,
     line: impl FnMut(&str) -> ControlFlow<()>,
 ) -> Result<Ended, ChildError> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let program = command.as_std().get_program().to_string_lossy().into_owned();
     let spawned = command.process_group(0).kill_on_drop(true).spawn();
     let mut child = spawned.map_err(|source| ChildError::Start { program, source })?;
-    let group = Group(child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)));
+    let tree = Tree(child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)));
     let pipes = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let (Some(mut stdin), Some(stdout), Some(stderr)) = pipes else {
         return Err(io::Error::other("a pipe is missing").into());
@@ -87,18 +98,23 @@ pub async fn run(
             let _ = stdin.write_all(input).await;
             Ok(())
         };
-        let output = async {
-            let mut output = Vec::new();
-            stdout.take(LONGEST_OUTPUT).read_to_end(&mut output).await?;
-            Ok(output)
+        let (lines, rest): (Box<dyn AsyncRead + Send + Unpin>, Box<dyn AsyncRead + Send + Unpin>) =
+            match heard {
+                Heard::Errors => (Box::new(stderr), Box::new(stdout)),
+                Heard::Output => (Box::new(stdout), Box::new(stderr)),
+            };
+        let read = async {
+            let mut read = Vec::new();
+            rest.take(LONGEST_OUTPUT).read_to_end(&mut read).await?;
+            Ok(read)
         };
-        let ((), output, ()) = tokio::try_join!(feed, output, listen(BufReader::new(stderr), line))?;
-        Ok(Ended { success: child.wait().await?.success(), output })
+        let ((), rest, ()) = tokio::try_join!(feed, read, listen(BufReader::new(lines), line))?;
+        Ok(Ended { success: child.wait().await?.success(), rest })
     };
     tokio::select! {
         ended = work => ended,
         () = sleep_until(bounds.until) => Err(ChildError::Time),
-        bytes = exceeds(&group, bounds.memory) => Err(ChildError::Memory(bytes)),
+        bytes = exceeds(&tree, bounds.memory) => Err(ChildError::Memory(bytes)),
     }
 }
 
@@ -126,46 +142,64 @@ async fn listen(
     }
 }
 
-/// A group of processes that ends with this.
-struct Group(Option<Pid>);
+/// A process with all that descend from it, whatever groups and sessions those made for themselves. They end with this.
+struct Tree(Option<Pid>);
 
-impl Drop for Group {
+impl Drop for Tree {
     fn drop(&mut self) {
-        if let Some(group) = self.0 {
-            // It may have ended by itself.
-            let _ = kill_process_group(group, Signal::KILL);
+        let Some(root) = self.0 else { return };
+        // Found before their parents are gone. Any of them may have ended by itself.
+        let members = members(root);
+        let _ = kill_process_group(root, Signal::KILL);
+        for (id, _) in members {
+            let _ = kill_process(id, Signal::KILL);
         }
     }
 }
 
-/// Ends when the group has more memory than it may.
-async fn exceeds(group: &Group, most: u64) -> u64 {
+/// Ends when the tree has more memory than it may.
+async fn exceeds(tree: &Tree, most: u64) -> u64 {
     loop {
         sleep(LOOK).await;
-        let bytes = group.0.map_or(0, memory_of);
+        let pages: u64 = tree.0.map_or(0, |root| members(root).iter().map(|(_, pages)| pages).sum());
+        let bytes = pages * rustix::param::page_size() as u64;
         if bytes > most {
             return bytes;
         }
     }
 }
 
-fn memory_of(group: Pid) -> u64 {
-    let group = group.as_raw_nonzero().get().to_string();
-    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let numbered = processes
-        .filter(|entry| entry.file_name().as_encoded_bytes().first().is_some_and(u8::is_ascii_digit));
-    numbered.filter_map(|entry| resident(&entry.path(), &group)).sum::<u64>()
-        * rustix::param::page_size() as u64
+struct Process {
+    parent: i32,
+    group: i32,
+    /// In memory.
+    pages: u64,
 }
 
-/// Pages in memory of a process, if it belongs to the group.
-fn resident(process: &Path, group: &str) -> Option<u64> {
-    let stat = std::fs::read_to_string(process.join("stat")).ok()?;
+/// The processes of the tree, with their pages.
+fn members(root: Pid) -> Vec<(Pid, u64)> {
+    let root = root.as_raw_nonzero().get();
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let all: HashMap<i32, Process> = entries
+        .filter_map(|entry| Some((entry.file_name().to_str()?.parse().ok()?, process(&entry.path())?)))
+        .collect();
+    let belongs = |id: i32| {
+        let ancestors = std::iter::successors(Some(id), |id| Some(all.get(id)?.parent));
+        // No chain is longer than there are processes, unless one ended and another took its number meanwhile.
+        let mut ancestors = ancestors.take(all.len());
+        ancestors.any(|id| id == root || all.get(&id).is_some_and(|process| process.group == root))
+    };
+    let members = all.iter().filter(|(id, _)| belongs(**id));
+    members.filter_map(|(id, process)| Some((Pid::from_raw(*id)?, process.pages))).collect()
+}
+
+fn process(directory: &Path) -> Option<Process> {
+    let stat = std::fs::read_to_string(directory.join("stat")).ok()?;
     // A program's name may have anything in it but ends with the last parenthesis. Then follow the state, the parent, the group,
     // and 18 fields later the pages.
-    let fields = stat.rsplit_once(") ")?.1;
-    let mut fields = fields.split(' ');
-    (fields.nth(2)? == group).then(|| fields.nth(18)?.parse().ok()).flatten()
+    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+    let (parent, group) = (fields.nth(1)?.parse().ok()?, fields.next()?.parse().ok()?);
+    Some(Process { parent, group, pages: fields.nth(18)?.parse().ok()? })
 }
 
 #[cfg(test)]
@@ -187,13 +221,13 @@ mod tests {
     async fn a_child_is_heard_to_its_last_line() {
         let mut lines = Vec::new();
         let script = "cat; printf 'one\\n\\ntwo' >&2; exit 3";
-        let ended = run(shell(script), b"input", bounds(60, u64::MAX), |line| {
+        let ended = run(shell(script), b"input", bounds(60, u64::MAX), Heard::Errors, |line| {
             lines.push(line.to_owned());
             ControlFlow::Continue(())
         });
         let ended = ended.await.unwrap();
         assert_eq!(
-            (ended.success, ended.output.as_slice(), lines),
+            (ended.success, ended.rest.as_slice(), lines),
             (false, &b"input"[..], vec!["one".into(), String::new(), "two".into()])
         );
     }
@@ -203,29 +237,56 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("pid");
         let script = format!("sh -c 'echo $$ >{}; exec sleep 1000' & wait", file.display());
-        let ended = run(shell(&script), b"", bounds(1, u64::MAX), |_| ControlFlow::Continue(())).await;
+        let ended =
+            run(shell(&script), b"", bounds(1, u64::MAX), Heard::Errors, |_| ControlFlow::Continue(())).await;
         assert!(matches!(ended, Err(ChildError::Time)));
-        let pid = std::fs::read_to_string(file).unwrap();
-        let status = || std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
-        for _ in 0..500 {
-            if status().is_empty() || status().contains(") Z ") {
-                return;
+        ends(&file).await;
+    }
+
+    /// Waits until the processes are gone whose numbers are in a file.
+    async fn ends(file: &Path) {
+        let status = |pid: &str| std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        for pid in std::fs::read_to_string(file).unwrap().lines() {
+            let gone = || status(pid).is_empty() || status(pid).contains(") Z ");
+            for _ in 0..3000 {
+                if gone() {
+                    break;
+                }
+                sleep(Duration::from_millis(10)).await;
             }
-            sleep(Duration::from_millis(10)).await;
+            assert!(gone(), "it runs: {}", status(pid));
         }
-        panic!("it runs: {}", status());
+    }
+
+    #[tokio::test]
+    async fn memory_is_counted_over_all_processes_and_all_of_them_are_killed() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("pids");
+        // Each takes less than there may be, and leaves the group.
+        let one = format!("echo $$ >>{}; exec perl -e '$x = \"x\" x (50 << 20); sleep 1000'", file.display());
+        let script =
+            format!("for i in 1 2 3 4; do setsid sh -c '{}' & done; wait", one.replace('\'', "'\\''"));
+        let ended =
+            run(shell(&script), b"", bounds(60, 120 << 20), Heard::Errors, |_| ControlFlow::Continue(()))
+                .await;
+        assert!(matches!(ended, Err(ChildError::Memory(bytes)) if bytes > 120 << 20), "{ended:?}");
+        ends(&file).await;
     }
 
     #[tokio::test]
     async fn what_takes_too_much_memory_is_killed() {
-        let ended = run(shell("sleep 1000"), b"", bounds(60, 1000), |_| ControlFlow::Continue(())).await;
+        let ended =
+            run(shell("sleep 1000"), b"", bounds(60, 1000), Heard::Errors, |_| ControlFlow::Continue(()))
+                .await;
         assert!(matches!(ended, Err(ChildError::Memory(bytes)) if bytes > 1000));
     }
 
     #[tokio::test]
     async fn whoever_has_heard_enough_stops_it() {
-        let ended =
-            run(shell("echo x >&2; sleep 1000"), b"", bounds(60, u64::MAX), |_| ControlFlow::Break(())).await;
+        let ended = run(shell("echo x >&2; sleep 1000"), b"", bounds(60, u64::MAX), Heard::Errors, |_| {
+            ControlFlow::Break(())
+        })
+        .await;
         assert!(matches!(ended, Err(ChildError::Stopped)));
     }
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use harmonia_builder::collect::Marks;
 use harmonia_builder::machine_name;
 use harmonia_nix::key::PublicKey;
 use harmonia_service::quantity::{Size, Span};
@@ -51,6 +52,8 @@ pub struct Config {
     pub trusted_keys: Vec<PublicKey>,
     /// Where credentials are.
     pub credentials: Option<PathBuf>,
+    /// When the store's garbage is collected.
+    pub marks: Marks,
 }
 
 /// What an evaluation may take.
@@ -154,6 +157,7 @@ impl Config {
                 .map(|keys| keys.0)
                 .unwrap_or_default(),
             credentials: settings.get("credentials_dir").map(PathBuf::from),
+            marks: Marks::read(settings)?,
         })
     }
 

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, NetPort, Ruleset, RulesetAttr,
+    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, LandlockStatus, NetPort, Ruleset, RulesetAttr,
     RulesetCreatedAttr, RulesetStatus, Scope, path_beneath_rules,
 };
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
@@ -27,6 +27,10 @@ use thiserror::Error;
 
 /// The newest rules of Landlock that are asked for; a kernel that knows fewer enforces those.
 const LANDLOCK: ABI = ABI::V6;
+/// All up to it.
+const VERSIONS: [ABI; 6] = [ABI::V1, ABI::V2, ABI::V3, ABI::V4, ABI::V5, LANDLOCK];
+/// TCP came with the fourth version.
+const FIRST_WITH_TCP: u8 = 4;
 /// Open files: Nix keeps a few hundred.
 const FILES: u64 = 4096;
 
@@ -58,8 +62,8 @@ pub struct Report {
     pub namespaces: bool,
     /// It is another user.
     pub user: bool,
-    /// Files are out of reach by Landlock,
-    pub landlock: bool,
+    /// Files are out of reach by Landlock, in this version of its rules,
+    pub landlock: Option<u8>,
     /// and all addresses but the proxy's.
     pub network: bool,
     /// Calls that nobody needs are refused.
@@ -206,8 +210,8 @@ fn become_user(user: Option<u32>) -> rustix::io::Result<()> {
     )
 }
 
-/// Whether files, and whether addresses, are out of reach.
-fn landlock(spec: &Spec) -> Result<(bool, bool), ConfineError> {
+/// In which version files are out of reach, and whether addresses are.
+fn landlock(spec: &Spec) -> Result<(Option<u8>, bool), ConfineError> {
     let read = AccessFs::from_read(LANDLOCK);
     let write = AccessFs::from_all(LANDLOCK);
     let rules = Ruleset::default().set_compatibility(CompatLevel::BestEffort).handle_access(write)?;
@@ -227,10 +231,15 @@ fn landlock(spec: &Spec) -> Result<(bool, bool), ConfineError> {
         rules = rules.add_rule(NetPort::new(port, AccessNet::ConnectTcp))?;
     }
     let enforced = rules.restrict_self()?;
-    let files = enforced.ruleset != RulesetStatus::NotEnforced;
-    // TCP came with the fourth version.
-    let network = matches!(enforced.landlock, landlock::LandlockStatus::Available { effective_abi, .. } if effective_abi >= ABI::V4);
-    Ok((files, spec.port.is_some() && files && network))
+    let version = match enforced.landlock {
+        LandlockStatus::Available { effective_abi, .. } => {
+            VERSIONS.iter().rposition(|abi| *abi <= effective_abi)
+        }
+        _ => None,
+    };
+    let version = version.filter(|_| enforced.ruleset != RulesetStatus::NotEnforced);
+    let version = version.and_then(|before| u8::try_from(before + 1).ok());
+    Ok((version, spec.port.is_some() && version >= Some(FIRST_WITH_TCP)))
 }
 
 fn is_device(path: &Path) -> bool {

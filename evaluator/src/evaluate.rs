@@ -14,10 +14,11 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::Instant;
 
 use crate::attr;
-use crate::child::{self, Bounds, ChildError};
+use crate::child::{self, Bounds, ChildError, Heard};
 use crate::config::Limits;
 use crate::event::{self, Event};
 use crate::expression::{Expression, Root, Walk};
+use crate::jobs;
 use crate::nix::Workplace;
 use crate::words::{Words, nix_error};
 
@@ -37,6 +38,13 @@ pub struct Task {
     pub shown_as: Vec<String>,
     /// Whether something may be built to go on.
     pub allow_ifd: bool,
+}
+
+impl Task {
+    /// How far down sets are entered whatever they say: in a flake to the systems and what is in them, `checks.x86_64-linux.unit`.
+    pub fn levels(&self) -> usize {
+        if self.pure { 3 } else { 1 }
+    }
 }
 
 /// An attribute that is a derivation.
@@ -99,7 +107,8 @@ pub enum EvaluateError {
     Write(#[from] serde_json::Error),
 }
 
-/// Evaluates a task. Derivations are told as they are found; the errors of attributes at the end.
+/// Evaluates a task, by nix-eval-jobs where it is installed. Derivations are told as they are found; the errors of attributes at the
+/// end.
 pub async fn evaluate(
     place: &Workplace,
     task: &Task,
@@ -108,6 +117,9 @@ pub async fn evaluate(
     processes: usize,
     found: &UnboundedSender<Found>,
 ) -> Result<BTreeMap<String, String>, EvaluateError> {
+    if place.has(jobs::PROGRAM) {
+        return jobs::evaluate(place, task, limits, until, processes, found).await;
+    }
     let new = |part, parts| Evaluation {
         place,
         task,
@@ -177,33 +189,33 @@ impl Evaluation<'_> {
     }
 
     async fn pass(&mut self, roots: &[Root], catch: bool) -> Result<Pass, EvaluateError> {
-        let mark = format!("{:032x} ", rand::random::<u128>());
-        // The systems and what is in them: `checks.x86_64-linux.unit`.
-        let levels = if self.task.pure { 3 } else { 1 };
+        let mark = event::mark();
+        let levels = self.task.levels();
         let (parts, part) = (self.parts, self.part);
         let walk = Walk { mark: &mark, roots, levels, calls: !self.task.pure, catch, parts, part };
         let text = self.task.expression.walked(&walk)?;
         let mut command = self.place.nix("nix-instantiate");
         command.args(["--eval", "--read-write-mode", "--show-trace"]);
-        let truth = |truth: bool| if truth { "true" } else { "false" };
         command.args(["--option", "pure-eval", truth(self.task.pure)]);
         command.args(["--option", "allow-import-from-derivation", truth(self.task.allow_ifd), "-"]);
         let memory = self.limits.memory / u64::try_from(self.parts).unwrap_or(1);
         let bounds = Bounds { until: self.until, memory };
         let (mut at, mut words, mut many, mut done) = (Vec::new(), Words::default(), None, None);
-        let ended = child::run(command, text.as_bytes(), bounds, |line| match event::read(line, &mark) {
-            Some(Event::At(path)) => {
-                at = path;
-                words = Words::default();
-                ControlFlow::Continue(())
-            }
-            Some(event) => {
-                done = event.looked_at().map(<[String]>::to_vec).or(done.take());
-                self.hear(event).map_break(|error| many = Some(error))
-            }
-            None => {
-                words.push(line);
-                ControlFlow::Continue(())
+        let ended = child::run(command, text.as_bytes(), bounds, Heard::Errors, |line| {
+            match event::read(line, &mark) {
+                Some(Event::At(path)) => {
+                    at = path;
+                    words = Words::default();
+                    ControlFlow::Continue(())
+                }
+                Some(event) => {
+                    done = event.looked_at().map(<[String]>::to_vec).or(done.take());
+                    self.hear(event).map_break(|error| many = Some(error))
+                }
+                None => {
+                    words.push(line);
+                    ControlFlow::Continue(())
+                }
             }
         });
         match (ended.await, many) {
@@ -244,9 +256,7 @@ impl Evaluation<'_> {
                 }
             }
             Event::Threw(path) => drop(self.threw.insert(path)),
-            Event::Other { path, r#type } => {
-                self.fails(&path, format!("it is a {type}, neither a derivation nor a set of derivations"))
-            }
+            Event::Other { path, r#type } => self.fails(&path, other(&r#type)),
             Event::Missing { path, within, names } => {
                 let error = missing(&path, &within, &names);
                 self.fails(&path, error);
@@ -275,8 +285,13 @@ impl Evaluation<'_> {
     }
 }
 
+/// As Nix's options are written.
+pub fn truth(truth: bool) -> &'static str {
+    if truth { "true" } else { "false" }
+}
+
 /// With what to do, where Nix's words leave that open.
-fn explained(error: String) -> String {
+pub fn explained(error: String) -> String {
     if !error.contains("allow-import-from-derivation") {
         return error;
     }
@@ -300,17 +315,24 @@ fn resume(roots: Vec<Root>, failed: &[String]) -> Option<Vec<Root>> {
     }
 }
 
-fn derivation(drv: &serde_json::Value) -> Option<String> {
+/// The path of a derivation, if it is one.
+pub fn derivation(drv: &serde_json::Value) -> Option<String> {
     let drv = drv.as_str().filter(|path| path.ends_with(".drv"))?;
     store_path::parse(drv).is_ok().then(|| drv.to_owned())
 }
 
-fn named(path: &[String]) -> String {
+/// What people call an attribute.
+pub fn named(path: &[String]) -> String {
     if path.is_empty() { "the source".to_owned() } else { attr::show(path) }
 }
 
+/// Says that what somebody named cannot be built.
+pub fn other(kind: &str) -> String {
+    format!("it is a {kind}, neither a derivation nor a set of derivations")
+}
+
 /// Says what is there instead; a name that is nearly the same was meant.
-fn missing(path: &[String], within: &[String], names: &[String]) -> String {
+pub fn missing(path: &[String], within: &[String], names: &[String]) -> String {
     let Some(name) = path.get(within.len()) else { return "there is no such attribute".to_owned() };
     let whose = named(within);
     let near = nearest(name, names.iter().map(String::as_str))

@@ -55,6 +55,17 @@ impl Event {
     }
 }
 
+/// Before each line that is ours: what is evaluated cannot know it.
+pub fn mark() -> String {
+    format!("{:032x} ", rand::random::<u128>())
+}
+
+/// Finds the one in an error; None if there is none.
+pub fn within(error: &str, mark: &str) -> Option<Event> {
+    let (_, rest) = error.split_once(mark)?;
+    serde_json::Deserializer::from_str(rest).into_iter().next()?.ok()
+}
+
 /// Reads a line of a child's errors; None if it is not one of ours.
 pub fn read(line: &str, mark: &str) -> Option<Event> {
     serde_json::from_str(line.strip_prefix("trace: ")?.strip_prefix(mark)?).ok()
@@ -69,6 +80,14 @@ mod tests {
         assert_eq!(read("trace: m{\"at\":[\"a\"]}", "m"), Some(Event::At(vec!["a".to_owned()])));
         assert_eq!(read("trace: {\"at\":[\"a\"]}", "m"), None);
         assert_eq!(read("error: m", "m"), None);
+    }
+
+    #[test]
+    fn an_error_may_have_one_in_it() {
+        let error = "error:\n  error: m{\"other\":{\"path\":[\"a\"],\"type\":\"int\"}}\n at «string»:1:1";
+        let other = Event::Other { path: vec!["a".to_owned()], r#type: "int".to_owned() };
+        assert_eq!(within(error, "m{".trim_end_matches('{')), Some(other));
+        assert_eq!(within("error: no", "mark"), None);
     }
 
     #[test]

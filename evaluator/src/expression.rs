@@ -5,6 +5,7 @@ use std::path::Path;
 use serde::Serialize;
 
 const WALK: &str = include_str!("walk.nix");
+const SELECT: &str = include_str!("select.nix");
 
 /// Where to look, and how far an earlier pass came there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -41,6 +42,21 @@ pub struct Walk<'a> {
     pub part: usize,
 }
 
+/// What `select.nix` is told.
+#[derive(Debug, Clone, Serialize)]
+pub struct Select<'a> {
+    /// Before what nix-eval-jobs has no words for.
+    pub mark: &'a str,
+    /// An attribute; empty: the whole set.
+    pub path: &'a [String],
+    /// Sets are entered so far down whatever they say.
+    pub levels: usize,
+    /// Functions are called where they need no argument.
+    pub calls: bool,
+    /// A set may have so many attributes.
+    pub most: usize,
+}
+
 /// What a source is, in Nix's language.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Expression(String);
@@ -58,8 +74,17 @@ impl Expression {
 
     /// The whole of what a child evaluates.
     pub fn walked(&self, walk: &Walk<'_>) -> Result<String, serde_json::Error> {
-        let settings = quoted(&serde_json::to_string(walk)?);
-        Ok(format!("({WALK}) {{ root = {}; settings = builtins.fromJSON {settings}; }}\n", self.0))
+        self.given_to(WALK, walk)
+    }
+
+    /// The whole of what nix-eval-jobs evaluates.
+    pub fn selected(&self, select: &Select<'_>) -> Result<String, serde_json::Error> {
+        self.given_to(SELECT, select)
+    }
+
+    fn given_to(&self, function: &str, settings: &impl Serialize) -> Result<String, serde_json::Error> {
+        let settings = quoted(&serde_json::to_string(settings)?);
+        Ok(format!("({function}) {{ root = {}; settings = builtins.fromJSON {settings}; }}\n", self.0))
     }
 }
 

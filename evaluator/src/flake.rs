@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use serde::Deserialize;
 use thiserror::Error;
 
-use crate::child::{self, Bounds, ChildError};
+use crate::child::{self, Bounds, ChildError, Heard};
 use crate::nix::Workplace;
 use crate::words::{Words, nix_error};
 
@@ -71,13 +71,13 @@ pub async fn lock(place: &Workplace, reference: &str, bounds: Bounds) -> Result<
     let mut command = place.nix("nix");
     command.args(["flake", "metadata", "--json", "--no-write-lock-file", reference]);
     let mut words = Words::default();
-    let ended = child::run(command, b"", bounds, |line| {
+    let ended = child::run(command, b"", bounds, Heard::Errors, |line| {
         words.push(line);
         ControlFlow::Continue(())
     });
     let reference = reference.to_owned();
     match ended.await {
-        Ok(ended) if ended.success => serde_json::from_slice(&ended.output)
+        Ok(ended) if ended.success => serde_json::from_slice(&ended.rest)
             .map(locked)
             .map_err(|source| FlakeError::Answer { reference, source }),
         Ok(_) => Err(FlakeError::Fetch { reference, words: nix_error(&words, &[]) }),

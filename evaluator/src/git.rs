@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-use crate::child::{self, Bounds, ChildError};
+use crate::child::{self, Bounds, ChildError, Heard};
 use crate::nix::Workplace;
 use crate::source::At;
 use crate::wishes;
@@ -62,7 +62,7 @@ pub enum GitError {
 /// A commit that was fetched.
 #[derive(Debug)]
 pub struct Checkout {
-    /// The repository, with nothing but that commit.
+    /// The repository, with nothing but that commit, as Nix takes it for a flake.
     pub repository: PathBuf,
     /// Its files, without a `.git` beside them, which would be another one each time.
     pub files: PathBuf,
@@ -93,7 +93,7 @@ pub struct Wanted<'a> {
 pub async fn fetch(place: &Workplace, wanted: Wanted<'_>, bounds: Bounds) -> Result<Checkout, GitError> {
     let Wanted { url, at, trusted, local, size } = wanted;
     let git = Git { place, url, local, bounds };
-    let (repository, files) = (place.path("repository"), place.path("source"));
+    let (repository, files) = (place.path("flake"), place.path("source"));
     let wanted = match at {
         At::Head => "HEAD",
         At::Ref(name) | At::Commit(name) => name,
@@ -240,14 +240,14 @@ impl Git<'_> {
             .current_dir(&repository)
             .args(arguments);
         let mut words = Words::default();
-        let ended = child::run(command, b"", self.bounds, |line| {
+        let ended = child::run(command, b"", self.bounds, Heard::Errors, |line| {
             words.push(line);
             ControlFlow::Continue(())
         });
         let ended = ended.await.map_err(|error| self.failed(error))?;
         // Who has more to say than anybody listens to is cut short.
-        if ended.success || ended.output.len() as u64 >= child::LONGEST_OUTPUT {
-            return Ok(String::from_utf8_lossy(&ended.output).into_owned());
+        if ended.success || ended.rest.len() as u64 >= child::LONGEST_OUTPUT {
+            return Ok(String::from_utf8_lossy(&ended.rest).into_owned());
         }
         let words = plain(&words.text()).replace(self.url, &shown(self.url));
         Err(GitError::Fetch { url: shown(self.url), words: words.trim().to_owned() })

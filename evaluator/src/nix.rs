@@ -43,13 +43,16 @@ impl Workplace {
         let directory = directory(&config.state).join(name);
         clear(&directory)?;
         let user = sandbox.user(worker, local);
-        let parts = ["", "home", "tmp", "repository", "source"].map(|part| directory.join(part));
+        let parts = ["", "home", "tmp", "repository", "flake", "source"].map(|part| directory.join(part));
         for part in &parts {
             std::fs::create_dir_all(part)?;
             chown(part, user, user)?;
         }
         // Directories that are evaluated in place belong to whoever works in them.
         std::fs::write(directory.join("home/.gitconfig"), "[safe]\n\tdirectory = *\n")?;
+        // A bare repository Nix would fetch from, and old ones cannot where a commit's parents are missing; this one it reads in place.
+        let repository = format!("gitdir: {}\n", directory.join("repository").display());
+        std::fs::write(directory.join("flake/.git"), repository)?;
         let socket = config.daemon.display();
         let remote = match config.root.as_path() {
             root if root == Path::new("/") => format!("unix://{socket}"),
@@ -101,6 +104,13 @@ impl Workplace {
             command.env("NIX_CONFIG", &self.secret_config);
         }
         command
+    }
+
+    /// Whether there is such a program beside Nix's.
+    pub fn has(&self, program: &str) -> bool {
+        let path = self.bin.is_none().then(|| env::var_os("PATH")).flatten().unwrap_or_default();
+        let mut places = self.bin.iter().cloned().chain(env::split_paths(&path));
+        places.any(|place| place.join(program).is_file())
     }
 
     /// git, which asks nobody anything.

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use harmonia_builder::collect;
 use harmonia_builder::persist::persist;
 use harmonia_builder::roots::Roots;
 use harmonia_builder::store::Store;
@@ -22,7 +23,7 @@ use harmonia_service::sentence::sentence;
 use harmonia_service::settings::{Settings, SettingsError};
 use harmonia_service::{database, serve};
 use thiserror::Error;
-use tokio::sync::watch;
+use tokio::sync::{RwLock, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use uuid::Uuid;
@@ -88,6 +89,9 @@ pub struct Evaluator {
     pub(crate) http: reqwest::Client,
     /// Where signers are.
     pub(crate) signers: watch::Sender<Vec<String>>,
+    /// Who evaluates reads; who collects garbage, which is between evaluations, writes: what one has found is held, but not what it
+    /// is about to find.
+    busy: RwLock<()>,
     /// Counts reasons to look at the queue.
     hints: watch::Sender<u64>,
     direct_url: String,
@@ -146,6 +150,9 @@ impl Evaluator {
         let http = http_client()?;
         let store = Arc::new(Store::new(config.daemon.clone(), config.root.clone(), Options::default()));
         let mut metrics = Metrics::default();
+        let counts = Counts::register(&mut metrics);
+        let health = Health::new(metrics, &["database", "store"]);
+        health.note("sandbox", sandbox.words());
         Ok(Self {
             db: database::connect(settings, CONNECTIONS + 2 * u32::try_from(config.workers).unwrap_or(1))?,
             roots: Roots::new(Arc::clone(&store)),
@@ -158,10 +165,11 @@ impl Evaluator {
             )),
             http,
             signers: watch::Sender::new(Vec::new()),
+            busy: RwLock::default(),
             hints: watch::Sender::new(0),
             direct_url: url.read().map_err(SettingsError::from)?,
-            counts: Counts::register(&mut metrics),
-            health: Health::new(metrics, &["database", "store"]),
+            counts,
+            health,
             config,
             sandbox,
         })
@@ -179,6 +187,7 @@ impl Evaluator {
             self.listen(),
             self.follow_signers(),
             self.keep_roots(),
+            self.keep_free(),
             self.poll(),
             self.resolver.run(&self.db)
         );
@@ -190,6 +199,7 @@ impl Evaluator {
         let mut hints = self.hints.subscribe();
         loop {
             self.reach_store().await;
+            let busy = self.busy.read().await;
             match evaluations::claim(&self.db, &name).await {
                 Ok(Some(claimed)) => {
                     let measure = self.counts.begin();
@@ -204,6 +214,7 @@ impl Evaluator {
                 Ok(None) => {}
                 Err(error) => tracing::debug!(error = sentence(&error), "nothing can be claimed"),
             }
+            drop(busy);
             if hints.changed().await.is_err() {
                 return;
             }
@@ -278,6 +289,17 @@ impl Evaluator {
             if let Err(error) = kept.await {
                 tracing::debug!(error = sentence(&error), "roots cannot be kept");
             }
+        }
+    }
+
+    /// Collects garbage when the store's disk is low. Evaluations that run are waited for, and others wait for it.
+    async fn keep_free(&self) {
+        loop {
+            if self.config.marks.lack(&self.store).is_some() {
+                let _alone = self.busy.write().await;
+                collect::if_low(&self.store, &self.roots, self.config.marks).await;
+            }
+            sleep(collect::EVERY).await;
         }
     }
 

@@ -6,10 +6,12 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
+use harmonia_service::settings::Settings;
 use tokio::process::Command;
 
 use crate::config::Config;
 use crate::confine::{Report, Spec};
+use crate::run::EvaluatorError;
 
 /// What programs need of a machine: themselves, their libraries, names and certificates. Nothing of `/etc` that could be a secret.
 const SYSTEM: [&str; 29] = [
@@ -174,30 +176,75 @@ impl Sandbox {
         }
     }
 
-    /// Whether nothing is missing. Another user needs root, and without root there is one already: this process's own.
+    /// Whether nothing is missing.
     pub fn is_full(&self) -> bool {
-        let Report { namespaces, user, landlock, network, seccomp } = self.report;
-        namespaces && landlock && network && seccomp && (user || !self.is_root)
+        self.layers().iter().all(|layer| layer.holds)
     }
 
-    /// In a few words, for the log.
+    /// In a few words: what is in force, what is missing and what that leaves open.
     pub fn words(&self) -> String {
-        let Report { namespaces, user, landlock, network, seccomp } = self.report;
-        let parts = [
-            (namespaces, "namespaces"),
-            (user, "another user"),
-            (landlock, "Landlock"),
-            (network, "no network but the proxy"),
-            (seccomp, "seccomp"),
-        ];
-        let (have, lack): (Vec<_>, Vec<_>) = parts.into_iter().partition(|(holds, _)| *holds);
-        let list =
-            |parts: Vec<(bool, &str)>| parts.iter().map(|(_, part)| *part).collect::<Vec<_>>().join(", ");
-        match lack.is_empty() {
-            true => list(have),
-            false => format!("{}; without {}, see docs/security.md", list(have), list(lack)),
-        }
+        words(&self.layers())
     }
+
+    fn layers(&self) -> Vec<Layer> {
+        let Report { namespaces, user, landlock, network, seccomp } = self.report;
+        let version = landlock.map(|version| format!(" {version}")).unwrap_or_default();
+        let layer = |holds, name: &str, open| Layer { name: name.to_owned(), holds, open };
+        vec![
+            layer(
+                namespaces,
+                "namespaces",
+                "names of processes are seen, and sockets whose path is known are reached",
+            ),
+            // That needs root, and without root there is another user than root already: this process's own.
+            layer(user || !self.is_root, if user { "another user" } else { "no root" }, "children are root"),
+            layer(
+                landlock.is_some(),
+                &format!("Landlock{version}"),
+                match namespaces {
+                    true => "only the mount namespace hides files",
+                    false => "a child reads all that this user can read",
+                },
+            ),
+            layer(
+                network,
+                "no network but the proxy",
+                "a child that ignores the proxy reaches whatever this machine reaches",
+            ),
+            layer(seccomp, "seccomp", "a child reaches all corners of the kernel"),
+            layer(
+                user || namespaces,
+                "a count of processes",
+                "a fork bomb ends only where this user's processes do",
+            ),
+            layer(true, "memory by a watch over all processes and rlimits", ""),
+        ]
+    }
+}
+
+/// One part of the sandbox.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Layer {
+    name: String,
+    holds: bool,
+    /// What is open without it.
+    open: &'static str,
+}
+
+fn words(layers: &[Layer]) -> String {
+    let (have, lack): (Vec<_>, Vec<_>) = layers.iter().partition(|layer| layer.holds);
+    let have: Vec<&str> = have.iter().map(|layer| layer.name.as_str()).collect();
+    let lack: String = lack.iter().map(|layer| format!("; without {}: {}", layer.name, layer.open)).collect();
+    format!("{}{lack}", have.join(", "))
+}
+
+/// What evaluations would be confined by on this machine: whether nothing is missing, and in words.
+pub async fn try_out(place: &Path) -> Result<(bool, String), EvaluatorError> {
+    let config = Config::read(&Settings::default().with("state_dir", place.to_string_lossy()))?;
+    let failed = |source| EvaluatorError::State { path: place.to_owned(), source };
+    // Nothing is fetched: any port will do.
+    let sandbox = Sandbox::find(&config, own_proxy().unwrap_or(1)).await.map_err(failed)?;
+    Ok((sandbox.is_full(), sandbox.words()))
 }
 
 fn unshare(is_root: bool) -> Vec<&'static str> {
@@ -255,4 +302,18 @@ fn visible(config: &Config) -> Vec<PathBuf> {
         }
     }
     kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_named_with_what_it_leaves_open() {
+        let layer = |name: &str, holds, open| Layer { name: name.to_owned(), holds, open };
+        let all = [layer("namespaces", true, "processes"), layer("Landlock 6", true, "files")];
+        assert_eq!(words(&all), "namespaces, Landlock 6");
+        let some = [layer("namespaces", true, "processes"), layer("Landlock", false, "files are read")];
+        assert_eq!(words(&some), "namespaces; without Landlock: files are read");
+    }
 }

@@ -30,7 +30,7 @@ pub struct Context {
     pub scopes: Vec<Scope>,
     /// What the API server has.
     pub caches: Caches,
-    /// Contents of Secrets that we make.
+    /// Contents of Secrets that we make or that a Project names.
     pub secrets: Secrets,
     /// As the chart wrote it down.
     pub installation: Arc<Installation>,

@@ -22,6 +22,7 @@ pub mod pool;
 pub mod project;
 pub mod quantity;
 pub mod ready;
+mod referring;
 mod release;
 mod resources;
 mod run;

@@ -1,5 +1,5 @@
-//! Secrets that we make: read when they have changed, and remembered. Their passwords go to PostgreSQL at every reconcile,
-//! and a settled object causes no request. Nobody else's Secret is ever read.
+//! Secrets that we make, and those that a Project names: read when they have changed, and remembered. Passwords go to PostgreSQL at
+//! every reconcile, and a settled object causes no request. No other Secret is ever read.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -46,9 +46,9 @@ impl Secrets {
 }
 
 impl Context {
-    /// A Secret that we make. None: it is not there. The cache may lag behind a Secret that was made a moment ago, so one that
+    /// What a Secret holds. None: it is not there. The cache may lag behind a Secret that was made a moment ago, so one that
     /// it does not have is asked for.
-    pub async fn own_secret(
+    pub async fn read_secret(
         &self,
         namespace: &str,
         name: &str,

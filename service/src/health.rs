@@ -22,6 +22,8 @@ pub struct Health(Arc<Inner>);
 struct Inner {
     /// Why it is not ready, by what stands in the way.
     reasons: Mutex<BTreeMap<&'static str, String>>,
+    /// What people who look should know besides.
+    notes: Mutex<BTreeMap<&'static str, String>>,
     metrics: Metrics,
 }
 
@@ -29,7 +31,7 @@ impl Health {
     /// A process that is not ready until each of `conditions` was met once.
     pub fn new(metrics: Metrics, conditions: &[&'static str]) -> Self {
         let waiting = conditions.iter().map(|name| (*name, "not known yet".to_owned())).collect();
-        Self(Arc::new(Inner { reasons: Mutex::new(waiting), metrics }))
+        Self(Arc::new(Inner { reasons: Mutex::new(waiting), notes: Mutex::default(), metrics }))
     }
 
     /// A condition is met, or not and why.
@@ -51,6 +53,11 @@ impl Health {
         self.0.reasons.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Says something that holds whether it is ready or not, at `/readyz` of one that is.
+    pub fn note(&self, about: &'static str, text: String) {
+        self.0.notes.lock().unwrap_or_else(PoisonError::into_inner).insert(about, text);
+    }
+
     /// The three pages.
     pub fn routes<S: Clone + Send + Sync + 'static>(&self) -> Router<S> {
         Router::new()
@@ -62,13 +69,15 @@ impl Health {
 }
 
 async fn ready(State(health): State<Health>) -> Response {
+    let lines = |named: &BTreeMap<&str, String>| -> String {
+        named.iter().map(|(name, text)| format!("{name}: {text}\n")).collect()
+    };
     let reasons = health.reasons();
-    if reasons.is_empty() {
-        return "ok\n".into_response();
+    if !reasons.is_empty() {
+        return (StatusCode::SERVICE_UNAVAILABLE, lines(&reasons)).into_response();
     }
-    let lines: String =
-        reasons.iter().map(|(condition, reason)| format!("{condition}: {reason}\n")).collect();
-    (StatusCode::SERVICE_UNAVAILABLE, lines).into_response()
+    let notes = health.0.notes.lock().unwrap_or_else(PoisonError::into_inner);
+    format!("ok\n{}", lines(&notes)).into_response()
 }
 
 async fn metrics(State(health): State<Health>, headers: HeaderMap) -> Response {

@@ -9,6 +9,7 @@ pub mod layout;
 pub mod metrics;
 pub mod moment;
 pub mod nearest;
+pub mod netrc;
 pub mod problem;
 pub mod protocol;
 pub mod quantity;

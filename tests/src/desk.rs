@@ -19,6 +19,8 @@ pub struct RunningEvaluator {
     stop: Option<oneshot::Sender<()>>,
     task: JoinHandle<Result<(), EvaluatorError>>,
     state: TempDir,
+    /// Where its own pages are.
+    pub url: String,
     _nix: Arc<Nix>,
 }
 
@@ -63,12 +65,13 @@ impl RunningEvaluator {
     ) -> RunningEvaluator {
         let state = tempfile::tempdir().expect("a directory");
         let settings = more(settings(press, &nix, name, state.path()).await);
+        let url = format!("http://{}", settings.get("listen").expect("an address"));
         let (stop, stopped) = oneshot::channel::<()>();
         let task = tokio::spawn(async move {
             let stop = async { drop(stopped.await) };
             harmonia_evaluator::run(&settings, stop).await
         });
-        RunningEvaluator { stop: Some(stop), task, state, _nix: nix }
+        RunningEvaluator { stop: Some(stop), task, state, url, _nix: nix }
     }
 
     /// Where it works.

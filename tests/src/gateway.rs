@@ -4,6 +4,7 @@ use std::fs;
 
 use harmonia_frontend::Frontend;
 use harmonia_queue::people::{Scope, create_token};
+use harmonia_service::settings::Settings;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 
@@ -20,10 +21,15 @@ pub struct Gateway {
 impl Gateway {
     /// Runs one, and makes a read token for clients.
     pub async fn start(press: &Press) -> Gateway {
+        Gateway::start_with(press, |settings| settings).await
+    }
+
+    /// The same with further settings.
+    pub async fn start_with(press: &Press, more: impl FnOnce(Settings) -> Settings) -> Gateway {
         let login = press.farm.database.make_login("harmonia_frontend").await;
         let settings =
             press.bucket_settings().with("database_url", login.direct_url).with("listen", "127.0.0.1:0");
-        let frontend = Frontend::start(&settings).await.expect("a frontend");
+        let frontend = Frontend::start(&more(settings)).await.expect("a frontend");
         let url = format!("http://{}/cache", frontend.address());
         let task = tokio::spawn(async move {
             frontend.serve(std::future::pending()).await.expect("it serves");

@@ -3,6 +3,7 @@
 
 pub mod cluster;
 pub mod desk;
+pub mod document;
 pub mod farm;
 pub mod gateway;
 pub mod gitea;

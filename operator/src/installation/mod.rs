@@ -5,7 +5,7 @@
 pub mod build;
 pub mod config;
 mod role;
-mod secrets;
+pub mod secrets;
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -70,7 +70,8 @@ pub enum InstallationError {
 }
 
 impl InstallationError {
-    fn api(action: &'static str) -> impl FnOnce(kube::Error) -> Self {
+    /// The API server said no to this.
+    pub fn api(action: &'static str) -> impl FnOnce(kube::Error) -> Self {
         move |source| Self::Api { action, source: Box::new(source) }
     }
 }
@@ -165,7 +166,7 @@ async fn keep(context: &Context, done: &mut Done) -> Result<(), InstallationErro
     let _measure = context.counts.measure(KIND);
     let owner = match &done.owner {
         Some(owner) => owner.clone(),
-        None => done.owner.insert(operator(context).await?).clone(),
+        None => done.owner.insert(owner(context).await?).clone(),
     };
     let leader = context.standing().generation();
     let anew = leader.is_some() && done.logins != leader;
@@ -214,7 +215,7 @@ async fn keep(context: &Context, done: &mut Done) -> Result<(), InstallationErro
 }
 
 /// The operator's own Deployment, with which everything goes.
-async fn operator(context: &Context) -> Result<OwnerReference, InstallationError> {
+pub async fn owner(context: &Context) -> Result<OwnerReference, InstallationError> {
     let api: Api<Deployment> = Api::namespaced(context.client.clone(), &context.namespace);
     let name = format!("{}-operator", context.installation.name);
     let found = api

@@ -28,6 +28,11 @@ pub fn netrc_secret(installation: &Installation) -> String {
     format!("{}-evaluator-netrc", installation.name)
 }
 
+/// The Secret with netrc files of private repositories, each under its namespace and name.
+pub fn credentials_secret(installation: &Installation) -> String {
+    format!("{}-credentials", installation.name)
+}
+
 /// Where a role's URL of the database is; made and kept here unless somebody else does. `anew`: a leader has just begun, and
 /// sets the login right. The word changes with what the Secret holds.
 pub async fn database(
@@ -105,10 +110,11 @@ async fn read(
     context: &Context,
     secret: &str,
 ) -> Result<Option<std::sync::Arc<Contents>>, InstallationError> {
-    context.own_secret(&context.namespace, secret).await.map_err(InstallationError::api("read a Secret"))
+    context.read_secret(&context.namespace, secret).await.map_err(InstallationError::api("read a Secret"))
 }
 
-async fn write(
+/// Writes a Secret of the installation's.
+pub async fn write(
     context: &Context,
     owner: &OwnerReference,
     component: &str,

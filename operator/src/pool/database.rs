@@ -86,7 +86,7 @@ pub async fn mirror(pools: &Pools, pool: &BuilderPool) -> Result<Reach, PoolErro
     let (namespace, secret) =
         (meta.namespace.clone().unwrap_or_default(), build::child_name(&pool.name_any()));
     let contents =
-        context.own_secret(&namespace, &secret).await.map_err(PoolError::api("read the pool's Secret"))?;
+        context.read_secret(&namespace, &secret).await.map_err(PoolError::api("read the pool's Secret"))?;
     let (name, held) = (name_of(meta), contents.clone().unwrap_or_default());
     let (uid, generation) = (meta.uid.as_deref().unwrap_or_default(), meta.generation.unwrap_or_default());
     if contents.is_some() && pools.mirrored.stands(&name, &Word::new(uid, generation, lead.generation, &held))

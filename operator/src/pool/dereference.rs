@@ -52,7 +52,7 @@ pub async fn dereference(pools: &Pools, pool: &BuilderPool) -> Result<Dereferenc
     let (namespace, name) = (pool.namespace().unwrap_or_default(), pool.name_any());
     let child = build::child_name(&name);
     let contents =
-        context.own_secret(&namespace, &child).await.map_err(PoolError::api("read the pool's Secret"))?;
+        context.read_secret(&namespace, &child).await.map_err(PoolError::api("read the pool's Secret"))?;
     let credentials = match contents {
         Some(contents) if contents.contains_key(database::DATABASE_URL) => contents,
         Some(_) if context.admin_url().is_ok_and(|url| url.is_none()) => {
@@ -67,7 +67,7 @@ pub async fn dereference(pools: &Pools, pool: &BuilderPool) -> Result<Dereferenc
         }
     };
     let referred = pool.spec.template.as_ref().map(secrets_of).unwrap_or_default();
-    pools.refer(&namespace, &name, referred.iter().map(|(secret, _)| secret.clone()));
+    pools.referring.refer(&namespace, &name, referred.iter().map(|(secret, _)| secret.clone()));
     let mut secrets = BTreeMap::new();
     for (secret, optional) in referred {
         match context.caches.secrets.get(&namespace, &secret).and_then(|cached| cached.resource_version()) {

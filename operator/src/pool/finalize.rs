@@ -77,7 +77,7 @@ async fn let_go(pools: &Pools, meta: &ObjectMeta) -> Result<Action, PoolError> {
     pools.shown.forget(&database::name_of(meta));
     let (namespace, name) = (meta.namespace.as_deref(), meta.name.as_deref());
     pools.context.counts.pool_gone(namespace.unwrap_or_default(), name.unwrap_or_default());
-    pools.refer(namespace.unwrap_or_default(), name.unwrap_or_default(), std::iter::empty());
+    pools.referring.refer(namespace.unwrap_or_default(), name.unwrap_or_default(), std::iter::empty());
     let finalizers = meta.finalizers.iter().flatten().filter(|name| *name != FINALIZER).cloned().collect();
     match patch(pools, meta, finalizers).await {
         Ok(()) => Ok(Action::await_change()),

@@ -14,12 +14,12 @@ mod scale;
 mod update_status;
 mod validate;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures::StreamExt;
 use futures::future::join_all;
-use futures::{Stream, StreamExt, stream};
 use harmonia_crds::BuilderPool;
 use harmonia_crds::conditions::reason;
 use harmonia_queue::listen::{Channel, Listener, Wake};
@@ -38,11 +38,12 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::apply::ApplyError;
-use crate::cache::{Seen, Touched};
+use crate::cache::Seen;
 use crate::context::Context;
 use crate::controller::{Backoff, Failing, controller, may_exist, resync};
 use crate::events::News;
 use crate::names::POOL;
+use crate::referring::Referring;
 use crate::scope::Scope;
 use keys::Keys;
 use mirrored::Mirrored;
@@ -128,8 +129,8 @@ struct Pools {
     noted: Mutex<HashMap<String, (i64, String, mirror::Bounds)>>,
     /// The numbers are wanted at once.
     hurry: Notify,
-    /// Pools by the Secrets of other people that they refer to, both with their namespace.
-    referring: Mutex<HashMap<(String, String), BTreeSet<String>>>,
+    /// Whom a Secret of other people concerns.
+    referring: Arc<Referring>,
     /// Objects that cannot be read, with the version that was told about.
     unreadable: Mutex<HashMap<String, String>>,
 }
@@ -146,14 +147,14 @@ pub async fn run(context: Arc<Context>) {
         shown: Shown::default(),
         noted: Mutex::default(),
         hurry: Notify::new(),
-        referring: Mutex::default(),
+        referring: Arc::default(),
         unreadable: Mutex::default(),
         context: context.clone(),
     });
     let (mut controllers, mut stores) = (Vec::new(), Vec::new());
     for scope in &context.scopes {
         let api = scope.api::<BuilderPool>(&context.client);
-        let (controller, store) = controller(&context, api, owner, referring(&pools));
+        let (controller, store) = controller(&context, api, owner, pools.referring.changes(&context.caches));
         controllers
             .push(controller.run(reconcile, retry, pools.clone()).for_each(|_| std::future::ready(())));
         stores.push((scope.clone(), store));
@@ -229,43 +230,13 @@ fn owner(seen: &Seen) -> Option<ObjectRef<BuilderPool>> {
     Some(ObjectRef::new(name).within(&seen.namespace))
 }
 
-/// Pools that refer to a Secret that has changed.
-fn referring(pools: &Arc<Pools>) -> impl Stream<Item = ObjectRef<BuilderPool>> + Send + use<> {
-    let pools = pools.clone();
-    pools.context.caches.touched().flat_map(move |touched| {
-        let names = match touched {
-            Touched::Object(seen) if seen.kind == "Secret" => pools.referring_to(&seen.namespace, &seen.name),
-            Touched::Object(_) | Touched::All => Vec::new(),
-        };
-        stream::iter(names)
-    })
-}
-
 impl Pools {
-    fn referring_to(&self, namespace: &str, secret: &str) -> Vec<ObjectRef<BuilderPool>> {
-        let referring = self.referring.lock().unwrap_or_else(PoisonError::into_inner);
-        let names = referring.get(&(namespace.to_owned(), secret.to_owned()));
-        names.into_iter().flatten().map(|name| ObjectRef::new(name).within(namespace)).collect()
-    }
-
     /// Whether this version of an object that cannot be read was not told about yet.
     fn is_news(&self, meta: &ObjectMeta) -> bool {
         let (uid, version) =
             (meta.uid.clone().unwrap_or_default(), meta.resource_version.clone().unwrap_or_default());
         let mut known = self.unreadable.lock().unwrap_or_else(PoisonError::into_inner);
         known.insert(uid, version.clone()).is_none_or(|before| before != version)
-    }
-
-    /// Remembers which Secrets a pool refers to.
-    fn refer(&self, namespace: &str, pool: &str, secrets: impl Iterator<Item = String>) {
-        let mut referring = self.referring.lock().unwrap_or_else(PoisonError::into_inner);
-        for ((_, _), pools) in referring.iter_mut().filter(|((of, _), _)| of == namespace) {
-            pools.remove(pool);
-        }
-        for secret in secrets {
-            referring.entry((namespace.to_owned(), secret)).or_default().insert(pool.to_owned());
-        }
-        referring.retain(|_, pools| !pools.is_empty());
     }
 }
 

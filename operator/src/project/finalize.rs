@@ -28,6 +28,8 @@ pub fn look_again() -> Action {
 pub async fn end(projects: &Projects, project: &Project) -> Result<Action, ProjectError> {
     let name = queue_name(project);
     projects.mirrored.forget(&name);
+    let namespace = project.namespace().unwrap_or_default();
+    projects.referring.refer(&namespace, &project.name_any(), std::iter::empty());
     let done = match projects.context.lead() {
         Some(lead) => {
             let uid = project.uid().unwrap_or_default();

@@ -4,6 +4,7 @@
 //! nothing to build: a project has no objects of its own.
 
 mod counts;
+mod credentials;
 mod finalize;
 mod mirrored;
 mod status;
@@ -14,6 +15,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use futures::future::join_all;
+use futures::stream::select;
 use harmonia_crds::Project;
 use harmonia_crds::conditions::READY;
 use harmonia_queue::mirror;
@@ -29,6 +31,7 @@ use serde_json::json;
 use thiserror::Error;
 
 use counts::Counted;
+use credentials::{Brought, CredentialError};
 use mirrored::Mirrored;
 use status::Outcome;
 
@@ -37,6 +40,7 @@ use crate::context::Context;
 use crate::controller::{Backoff, Failing, controller, may_exist, resync};
 use crate::events::News;
 use crate::names::{FIELD_MANAGER, FINALIZER};
+use crate::referring::Referring;
 use crate::scope::Scope;
 
 const KIND: &str = "Project";
@@ -98,6 +102,8 @@ struct Projects {
     backoff: Backoff,
     mirrored: Mirrored,
     counted: Counted,
+    /// Whom a Secret with a credential concerns.
+    referring: Arc<Referring>,
 }
 
 /// Until it is stopped.
@@ -107,10 +113,12 @@ pub async fn run(context: Arc<Context>) {
         backoff: Backoff::default(),
         mirrored: Mirrored::default(),
         counted: Counted::default(),
+        referring: Arc::default(),
     });
     let (mut running, mut stores) = (Vec::new(), Vec::new());
     for scope in &context.scopes {
-        let more = projects.counted.changes(scope.clone());
+        let referring = projects.referring.changes(&context.caches);
+        let more = select(projects.counted.changes(scope.clone()), referring);
         let (controller, store) = controller(&context, scope.api::<Project>(&context.client), |_| None, more);
         running
             .push(controller.run(reconcile, failed, projects.clone()).for_each(|_| std::future::ready(())));
@@ -122,15 +130,18 @@ pub async fn run(context: Arc<Context>) {
     }
 }
 
-/// Asks for the numbers of all projects while this replica leads, and removes what no Project keeps any more.
+/// Asks for the numbers of all projects while this replica leads, removes what no Project keeps any more, and brings evaluators the
+/// credentials that Projects name.
 async fn follow(projects: &Projects, stores: Vec<(Scope, Store<DeserializeGuard<Project>>)>) {
     for (_, store) in &stores {
         // The writer lives for as long as this.
         let _ = store.wait_until_ready().await;
     }
     let exists = |namespace: &str, name: &str| may_exist(&stores, namespace, name);
+    let mut brought = Brought::default();
     loop {
         tokio::time::sleep(LOOK).await;
+        brought.keep(&projects.context, &stores).await;
         let Some(lead) = projects.context.lead() else { continue };
         if let Err(error) = projects.counted.ask(&lead.db).await {
             tracing::debug!(error = sentence(&error), "projects cannot be counted");
@@ -196,8 +207,12 @@ async fn reconcile(
 
 /// Mirrors it, and says how that went before it fails.
 async fn keep(projects: &Projects, api: &Api<Project>, project: &Project) -> Result<Action, ProjectError> {
+    let secret = project.spec.source.secret_ref.iter().map(|secret| secret.name.clone());
+    let namespace = project.namespace().unwrap_or_default();
+    projects.referring.refer(&namespace, &project.name_any(), secret);
+    let unusable = credentials::of(&projects.context, project).await.err();
     let synced = sync(projects, project).await;
-    update_status(projects, api, project, &synced).await?;
+    update_status(projects, api, project, &synced, unusable.as_ref()).await?;
     match synced {
         Outcome::Failed(source) => Err(ProjectError::Queue { name: queue_name(project), source }),
         Outcome::Done | Outcome::Disabled | Outcome::Away => Ok(resync()),
@@ -226,10 +241,11 @@ async fn update_status(
     api: &Api<Project>,
     project: &Project,
     synced: &Outcome,
+    unusable: Option<&CredentialError>,
 ) -> Result<(), ProjectError> {
     let counts = projects.counted.get(&queue_name(project));
     let before = project.status.clone().unwrap_or_default();
-    let found = status::findings(project, synced, counts.as_ref());
+    let found = status::findings(project, synced, counts.as_ref(), unusable);
     let status = status::status(project, &found, counts.as_ref(), Timestamp::now());
     if project.status.as_ref() == Some(&status) {
         return Ok(());

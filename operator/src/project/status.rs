@@ -7,6 +7,7 @@ use harmonia_service::sentence::sentence;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
+use super::credentials::CredentialError;
 use crate::conditions::{Finding, Truth, merge};
 use crate::events::News;
 
@@ -24,7 +25,12 @@ pub enum Outcome {
 }
 
 /// The conditions, as they are now.
-pub fn findings(project: &Project, synced: &Outcome, counts: Option<&ProjectCounts>) -> Vec<Finding> {
+pub fn findings(
+    project: &Project,
+    synced: &Outcome,
+    counts: Option<&ProjectCounts>,
+    unusable: Option<&CredentialError>,
+) -> Vec<Finding> {
     let both = |truth, reason: &'static str, message: String| {
         vec![
             Finding::new(SYNCED, truth, reason, message.clone()),
@@ -35,7 +41,7 @@ pub fn findings(project: &Project, synced: &Outcome, counts: Option<&ProjectCoun
         Outcome::Done => {
             vec![
                 Finding::new(SYNCED, Truth::True, reason::SYNCED, "the queue knows the project"),
-                ready(project, counts),
+                unusable.map_or_else(|| ready(project, counts), unreadable),
             ]
         }
         Outcome::Disabled => {
@@ -55,6 +61,17 @@ pub fn findings(project: &Project, synced: &Outcome, counts: Option<&ProjectCoun
             both(truth, reason, sentence(error))
         }
     }
+}
+
+/// Its code cannot be read.
+fn unreadable(error: &CredentialError) -> Finding {
+    let reason = match error {
+        CredentialError::Missing(_) => reason::SECRET_MISSING,
+        CredentialError::NoKey(_) | CredentialError::Form { .. } | CredentialError::Api { .. } => {
+            reason::INVALID_SECRET
+        }
+    };
+    Finding::new(READY, Truth::False, reason, sentence(error))
 }
 
 fn ready(project: &Project, counts: Option<&ProjectCounts>) -> Finding {
@@ -137,7 +154,7 @@ mod tests {
 
     #[test]
     fn what_the_queue_knows_is_synced_and_ready() {
-        let found = findings(&project(json!({})), &Outcome::Done, Some(&counts("ci/dotfiles", 0)));
+        let found = findings(&project(json!({})), &Outcome::Done, Some(&counts("ci/dotfiles", 0)), None);
         assert_eq!(told(&found, SYNCED), (Truth::True, "Synced"));
         assert_eq!(told(&found, READY), (Truth::True, "Synced"));
     }
@@ -145,29 +162,38 @@ mod tests {
     #[test]
     fn a_pool_that_does_not_exist_is_named_and_waited_for() {
         let counts = ProjectCounts { missing_pools: vec!["ci/x86".to_owned()], ..counts("ci/dotfiles", 0) };
-        let found = findings(&project(json!({})), &Outcome::Done, Some(&counts));
+        let found = findings(&project(json!({})), &Outcome::Done, Some(&counts), None);
         assert_eq!(told(&found, SYNCED), (Truth::True, "Synced"));
         assert_eq!(told(&found, READY), (Truth::False, "UnknownPool"));
         assert!(found[1].message.contains("ci/x86"), "{}", found[1].message);
     }
 
     #[test]
+    fn a_secret_that_is_missing_is_named_and_waited_for() {
+        let missing = CredentialError::Missing("reader".to_owned());
+        let found = findings(&project(json!({})), &Outcome::Done, None, Some(&missing));
+        assert_eq!(told(&found, SYNCED), (Truth::True, "Synced"));
+        assert_eq!(told(&found, READY), (Truth::False, "SecretMissing"));
+        assert!(found[1].message.contains("no Secret reader"), "{}", found[1].message);
+    }
+
+    #[test]
     fn a_paused_project_is_ready_and_says_so() {
-        let found = findings(&project(json!({"paused": true})), &Outcome::Done, None);
+        let found = findings(&project(json!({"paused": true})), &Outcome::Done, None, None);
         assert_eq!(told(&found, READY), (Truth::True, "Paused"));
     }
 
     #[test]
     fn a_name_that_people_took_is_told_in_their_words() {
         let refused = Outcome::Failed(Error::WrongState("there is a project ci/dotfiles".to_owned()));
-        let found = findings(&project(json!({})), &refused, None);
+        let found = findings(&project(json!({})), &refused, None, None);
         assert_eq!(told(&found, SYNCED), (Truth::False, "NameTaken"));
         assert_eq!(found[1].message, "there is a project ci/dotfiles");
     }
 
     #[test]
     fn a_database_that_is_away_is_nobodys_fault() {
-        let found = findings(&project(json!({})), &Outcome::Away, None);
+        let found = findings(&project(json!({})), &Outcome::Away, None, None);
         assert_eq!(told(&found, READY), (Truth::Unknown, "DatabaseUnreachable"));
     }
 

@@ -6,6 +6,8 @@ use harmonia_queue::branches::{Forge, ProjectSource, PullRequests};
 use harmonia_queue::people;
 use kube::ResourceExt;
 
+use super::credentials;
+
 /// The project in the queue's words. Pools are those of the same namespace unless another is named.
 pub fn wanted<'a>(project: &Project, name: &'a str) -> people::Project<'a> {
     let namespace = project.namespace().unwrap_or_default();
@@ -37,10 +39,7 @@ pub fn source(project: &Project) -> Option<ProjectSource> {
             Trust::All => PullRequests::All,
             Trust::None => PullRequests::None,
         },
-        credential: spec.source.secret_ref.as_ref().map(|secret| {
-            // What evaluators call it: names of namespaces have no dots.
-            format!("{}.{}", project.namespace().unwrap_or_default(), secret.name)
-        }),
+        credential: credentials::key(project),
         ..ProjectSource::git(url)
     })
 }

@@ -3,7 +3,7 @@
 use harmonia_queue::branches;
 use harmonia_queue::{people, projects};
 use harmonia_tests::farm::SYSTEM;
-use harmonia_tests::kube::{Namespace, eventually};
+use harmonia_tests::kube::{Namespace, eventually, requests_of};
 use harmonia_tests::operator::{Release, SOON};
 use serde_json::Value;
 
@@ -135,4 +135,50 @@ async fn what_was_deleted_without_its_finalizer_goes_from_the_queue_too() {
     let patch = "{\"metadata\": {\"finalizers\": null}}";
     let _ = namespace.try_kubectl(&["patch", "project", "dotfiles", "--type=merge", "--patch", patch]).await;
     has_shares(&release, namespace, None).await;
+}
+
+fn reader(contents: &str) -> String {
+    format!("{{apiVersion: v1, kind: Secret, metadata: {{name: reader}}, stringData: {{{contents}}}}}")
+}
+
+/// What evaluators see of the Secret `reader`, decoded.
+async fn brought(release: &Release, namespace: &Namespace) -> Option<String> {
+    let secret = release.namespace.get(&format!("secret/{}-credentials", release.namespace.name())).await;
+    let encoded = secret["data"][format!("{}.reader", namespace.name())].as_str()?.to_owned();
+    let decoded = base64::Engine::decode(&base64::engine::general_purpose::STANDARD, encoded).unwrap();
+    Some(String::from_utf8(decoded).unwrap())
+}
+
+async fn is_brought(release: &Release, namespace: &Namespace, expected: Option<&str>) {
+    let holds = async || brought(release, namespace).await.as_deref() == expected;
+    eventually(&format!("evaluators have {expected:?}"), SOON, holds).await;
+}
+
+#[tokio::test]
+async fn the_secret_that_a_project_names_reaches_the_evaluators_and_goes_with_the_project() {
+    let team = Namespace::new("team").await;
+    let mut release = Release::prepare("private", &[&team]).await;
+    release.make_secrets().await;
+    release.start();
+    team.kubectl(&["create", "secret", "generic", "bystander", "--from-literal=netrc=x"]).await;
+    team.apply(
+        "{apiVersion: ci.harmonia.dev/v1alpha1, kind: Project, metadata: {name: dotfiles}, \
+         spec: {source: {github: {owner: acme, repo: dotfiles}, secretRef: {name: reader}}}}",
+    )
+    .await;
+    let is = |reason: &'static str| move |project: &Value| holds(project, "Ready", "False", reason);
+    team.eventually("project/dotfiles", SOON, is("SecretMissing")).await;
+    team.apply(&reader("password: one")).await;
+    team.eventually("project/dotfiles", SOON, is("InvalidSecret")).await;
+    for password in ["one", "two"] {
+        let netrc = format!("machine github.com login me password {password}");
+        team.apply(&reader(&format!("netrc: {netrc}"))).await;
+        is_brought(&release, &team, Some(&netrc)).await;
+    }
+    team.eventually("project/dotfiles", SOON, |project| holds(project, "Ready", "True", "Synced")).await;
+    let read = requests_of(&release.user());
+    let read = |name: &str| read.iter().any(|request| request.verb == "get" && request.name == name);
+    assert!(read("reader") && !read("bystander"), "only what a Project names is read");
+    team.kubectl(&["delete", "project", "dotfiles", "--timeout=60s"]).await;
+    is_brought(&release, &team, None).await;
 }

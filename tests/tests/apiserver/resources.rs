@@ -2,8 +2,10 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::Duration;
 
+use harmonia_tests::document;
 use harmonia_tests::kube::{Namespace, define, eventually, kubectl, try_kubectl};
 use serde_json::{Value, json};
 
@@ -194,6 +196,34 @@ async fn every_example_is_accepted() {
         count += 1;
     }
     assert!(count >= 2);
+}
+
+/// Of the page for owners: its Secret as it is made there, and the Project that names it.
+#[tokio::test]
+async fn what_the_page_on_projects_shows_is_accepted() {
+    let namespace = namespace().await;
+    let own = format!("--namespace {}", namespace.name());
+    let page = "projects.md";
+    let directory = tempfile::tempdir().unwrap();
+    fs::write(directory.path().join("netrc"), document::examples(page, "netrc").concat()).unwrap();
+    let shell: Vec<String> =
+        document::examples(page, "sh").into_iter().filter(|text| text.starts_with("kubectl ")).collect();
+    assert!(!shell.is_empty());
+    for text in shell {
+        let script = text.replace("--namespace ci", &own);
+        let output =
+            Command::new("sh").args(["-euc", &script]).current_dir(directory.path()).output().unwrap();
+        assert!(output.status.success(), "{script}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    for text in document::examples(page, "yaml") {
+        let applied = namespace
+            .apply(&text.replace("namespace: ci", &format!("namespace: {}", namespace.name())))
+            .await;
+        assert!(applied.contains("created"), "{applied}");
+    }
+    let secret = namespace.get("project/dots").await["spec"]["source"]["secretRef"]["name"].take();
+    let secret = namespace.get(&format!("secret/{}", secret.as_str().unwrap())).await;
+    assert!(secret["data"]["netrc"].is_string(), "{secret}");
 }
 
 #[tokio::test]

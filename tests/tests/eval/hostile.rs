@@ -7,6 +7,7 @@ use std::process::{Command, Output};
 
 use harmonia_queue::evaluations::Stage;
 use harmonia_tests::desk::confine;
+use harmonia_tests::eventually;
 use harmonia_tests::nixes::Version;
 use serde_json::json;
 use tokio::net::TcpListener;
@@ -146,13 +147,18 @@ async fn files_named_like_options_and_modules_elsewhere_are_only_files() {
     assert!(scene.jobs().await[0].ends_with("-gone.drv"));
 }
 
+/// 2 MB in a pack, and all else as people have it.
 #[tokio::test]
-async fn a_large_file_is_refused_before_it_is_written() {
-    let scene = Scene::with(Version::Old, |settings| settings.with("eval_max_source", "1MiB")).await;
+async fn a_file_of_two_gigabytes_is_refused_before_it_is_written() {
+    let scene = Scene::start(Version::Old).await;
     scene.write("default.nix", "{ }");
     let large = fs::File::create(scene.directory.path().join("large")).unwrap();
-    large.set_len(5 << 20).unwrap();
-    let error = scene.refused(&repository(&scene)).await;
+    large.set_len(2 << 30).unwrap();
+    scene.git(&["init", "--quiet", "--initial-branch=main"]);
+    scene.git(&["config", "core.compression", "1"]);
+    let url = repository(&scene);
+    fs::remove_file(scene.directory.path().join("large")).unwrap();
+    let error = scene.refused(&url).await;
     assert!(error.contains("bytes in 2 files") && error.contains("HARMONIA_CI_EVAL_MAX_SOURCE"), "{error}");
 }
 
@@ -320,4 +326,29 @@ async fn the_whole_sandbox_is_in_force_here() {
     scene.write("default.nix", "{ a = make \"a\"; }");
     let evaluation = scene.evaluate(&repository(&scene), &[]).await;
     assert_eq!((evaluation.stage, scene.built(&evaluation).await), (Stage::Complete, vec!["a".to_owned()]));
+}
+
+#[tokio::test]
+async fn what_is_in_force_is_shown() {
+    let scene = Scene::start(Version::Old).await;
+    let page = format!("{}/readyz", scene.evaluator.url);
+    let shown = || async { reqwest::get(&page).await.ok()?.text().await.ok() };
+    eventually("the evaluator is ready", || async {
+        shown().await.is_some_and(|text| text.starts_with("ok"))
+    })
+    .await;
+    let shown = shown().await.unwrap();
+    let line = shown.lines().find_map(|line| line.strip_prefix("sandbox: ")).unwrap_or_default();
+    for layer in [
+        "namespaces",
+        "another user",
+        "Landlock ",
+        "no network but the proxy",
+        "seccomp",
+        "processes",
+        "memory",
+    ] {
+        assert!(line.contains(layer), "{layer}: {shown}");
+    }
+    assert!(!line.contains("without"), "{shown}");
 }

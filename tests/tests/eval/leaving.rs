@@ -100,3 +100,20 @@ async fn a_new_process_of_the_same_name_begins_anew_at_once() {
     assert_eq!(attempts, 2, "a life that ended badly counts");
     anew.stop().await;
 }
+
+#[tokio::test]
+async fn what_is_being_written_is_held_and_what_was_is_collected_when_the_disk_is_low() {
+    // No disk has so much left.
+    let scene = Scene::with(Version::Old, |settings| settings.with("min_free", "1000TiB")).await;
+    let id = begun(&scene).await;
+    let derivation = scene.nix.real(&scene.jobs().await[0]);
+    scene.nix.run("nix-store", &["--gc"]);
+    assert!(derivation.exists(), "its evaluation is not at its end");
+    people::end_evaluation(&scene.press.farm.frontend, id, Ending::Cancelled, None).await.unwrap();
+    evaluations::tell(&scene.press.farm.frontend, id).await;
+    eventually("garbage is collected", || async { !derivation.exists() && scene.workplaces().is_empty() })
+        .await;
+    fs::remove_file(scene.directory.path().join("wait")).unwrap();
+    let next = scene.evaluate(scene.path(), &[]).await;
+    assert_eq!(scene.built(&next).await, ["a", "b"]);
+}

@@ -1,5 +1,6 @@
 //! What takes too long, too much or is too many ends with a sentence, and disturbs nothing else.
 
+use harmonia_service::settings::Settings;
 use harmonia_tests::nixes::Version;
 
 use crate::scene::{ENDLESS, Scene};
@@ -43,4 +44,19 @@ async fn too_many_attributes_are_refused_before_they_are_evaluated() {
     scene.write("default.nix", many);
     let error = scene.refused(scene.path()).await;
     assert!(error.contains("100000") && error.contains("HARMONIA_CI_EVAL_MAX_ATTRS"), "{error}");
+}
+
+#[tokio::test]
+async fn several_processes_that_eat_memory_together_end_in_one_sentence() {
+    let more = |settings: Settings| settings.with("eval_memory", "600MiB").with("eval_processes", "3");
+    let scene = Scene::with(Version::Old, more).await;
+    let hog = "builtins.deepSeq (builtins.genList (i: builtins.genList (j: i + j) 100000) 100000)";
+    scene.write(
+        "default.nix",
+        &format!("{{ a = {hog} (make \"a\"); b = {hog} (make \"b\"); c = {hog} (make \"c\"); }}"),
+    );
+    let error = scene.refused(scene.path()).await;
+    assert_eq!(error.matches("was stopped").count(), 1, "{error}");
+    assert!(error.contains("HARMONIA_CI_EVAL_MEMORY"), "{error}");
+    assert!(scene.workplaces().is_empty());
 }

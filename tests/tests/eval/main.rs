@@ -3,8 +3,11 @@
 mod attributes;
 mod build;
 mod hostile;
+mod jobs;
+mod large;
 mod leaving;
 mod limits;
+mod private;
 mod projects;
 mod scene;
 mod sources;

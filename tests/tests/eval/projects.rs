@@ -1,6 +1,7 @@
 //! What a project's owner sets: where its code is, what of it is built, and what a push does.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::time::Duration;
 
 use axum::Router;
@@ -12,7 +13,9 @@ use harmonia_nix::store_path;
 use harmonia_queue::branches::{self, ProjectSource, Push};
 use harmonia_queue::evaluations::{self, Filter, Stage};
 use harmonia_queue::people::Project;
+use harmonia_service::netrc;
 use harmonia_service::settings::Settings;
+use harmonia_tests::document;
 use harmonia_tests::eventually;
 use harmonia_tests::farm::SYSTEM;
 use harmonia_tests::nixes::Version;
@@ -191,4 +194,40 @@ async fn what_a_substituter_has_is_not_built_if_a_trusted_key_signed_it() {
         assert_eq!(scene.press.farm.value::<String>(state, 0).await, becomes);
         scene.press.farm.assert_sound().await;
     }
+}
+
+/// What the page for owners shows is what happens.
+#[tokio::test]
+async fn every_example_of_the_page_on_projects_does_what_it_says() {
+    let page = "projects.md";
+    let scene = Scene::start(Version::Old).await;
+    for text in document::examples(page, "nix") {
+        let name = text.lines().next().and_then(|line| line.strip_prefix("# ")).expect("the name of a file");
+        let expected = match name {
+            "flake.nix" => &["checks.x86_64-linux.unit"][..],
+            "ci.nix" => &["hello", "more.world"],
+            other => panic!("nobody knows what {other} offers"),
+        };
+        fs::write(scene.directory.path().join(name), &text).unwrap();
+        let evaluation = scene.evaluate(scene.path(), &[]).await;
+        assert_eq!(scene.built(&evaluation).await, expected, "{name}");
+        if name == "flake.nix" {
+            for text in document::examples(page, "toml") {
+                fs::write(scene.directory.path().join(".harmonia-ci.toml"), text).unwrap();
+                let evaluation = scene.evaluate(scene.path(), &[]).await;
+                let both = ["checks.x86_64-linux.unit", "packages.x86_64-linux.tool"];
+                assert_eq!(scene.built(&evaluation).await, both);
+            }
+            fs::remove_file(scene.directory.path().join(".harmonia-ci.toml")).unwrap();
+        }
+    }
+    for text in document::examples(page, "netrc") {
+        let hosts: Vec<String> =
+            netrc::parse(&text).unwrap().into_iter().map(|machine| machine.host).collect();
+        assert_eq!(hosts, ["git.example.org", "github.com"]);
+    }
+    // `yaml` and kubectl: tier apiserver; harmonia-ci: tier up.
+    let known = ["nix", "toml", "netrc", "yaml", "sh"];
+    let unknown = document::blocks(page).into_iter().find(|block| !known.contains(&block.language.as_str()));
+    assert_eq!(unknown, None, "it is run by no test");
 }

@@ -75,6 +75,8 @@ async fn a_flake_offers_its_checks_for_every_system() {
         let checks = ["checks.aarch64-linux.other", "checks.x86_64-linux.unit"];
         let evaluation = scene.evaluate(scene.path(), &[]).await;
         assert_eq!(scene.built(&evaluation).await, checks, "{version:?}: a directory");
+        scene.commit();
+        // Of a commit with a history only the commit is fetched.
         let commit = scene.commit();
         let repository = scene.evaluate(&format!("file://{}", scene.path()), &[]).await;
         assert_eq!(scene.built(&repository).await, checks, "{version:?}: a repository");

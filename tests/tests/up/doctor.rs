@@ -21,7 +21,7 @@ async fn a_machine_that_has_everything_is_well() {
     let machine = Machine::new();
     let (code, findings) = findings(&machine, &mut machine.command("doctor"));
     assert_eq!(code, Some(0), "{findings:?}");
-    for check in ["nix", "sandbox", "postgres", "git", "disk", "port"] {
+    for check in ["nix", "sandbox", "confined", "postgres", "git", "disk", "port"] {
         assert_eq!(findings[check].0, "ok", "{:?}", findings[check]);
     }
     assert!(!machine.data().exists(), "it only looks");
@@ -34,6 +34,8 @@ async fn what_is_missing_comes_with_what_to_do() {
     assert_eq!(code, Some(1));
     assert_eq!(findings["nix"].0, "missing");
     assert!(findings["nix"].1.contains("apt-get install nix-bin"), "{:?}", findings["nix"]);
+    let (state, confined) = &findings["confined"];
+    assert!(state == "note" && confined.contains("without namespaces: names of processes"), "{confined}");
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::process::Stdio;
 
+use harmonia_tests::document;
 use harmonia_tests::eventually;
 
 use crate::machine::Machine;
@@ -95,6 +96,13 @@ async fn projects_and_tokens_come_and_go() {
     let changed = machine.does(&["project", "list"]);
     assert_eq!(row(&changed, "second")[..3], ["second", "300", "none"]);
     has(&changed, &["paused"]);
+    let examples = document::examples("projects.md", "sh").concat();
+    let examples = examples.lines().filter_map(|line| line.strip_prefix("harmonia-ci "));
+    let examples: Vec<&str> = examples.map(|line| line.split(" #").next().unwrap_or(line).trim()).collect();
+    for example in &examples {
+        machine.does(&example.split_whitespace().collect::<Vec<_>>());
+    }
+    assert!(examples.len() > 2 && row(&machine.does(&["project", "list"]), "dots")[0] == "dots");
     machine.does(&["project", "remove", "second"]);
     assert!(!machine.does(&["project", "list"]).contains("second"));
     let secret = machine.does(&["token", "create", "laptop", "--expires-in", "1d"]);

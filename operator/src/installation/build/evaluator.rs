@@ -3,7 +3,8 @@ use k8s_openapi::api::core::v1::{ConfigMap, PodSpec, PodTemplateSpec, SecretVolu
 
 use super::pod::{container, own_url, template, with_nix};
 use super::{Wanted, metadata};
-use crate::installation::secrets::netrc_secret;
+use crate::installation::config::Installation;
+use crate::installation::secrets::{credentials_secret, netrc_secret};
 use crate::pod::{CONF, NETRC, NIX, RUN, STATE, config, daemon, empty, field, mount, secret, seed, setting};
 
 /// The user of the image with Nix.
@@ -46,7 +47,7 @@ pub fn build(wanted: &Wanted<'_>) -> PodTemplateSpec {
                 empty(NIX),
                 config(CONF, &wanted.role.child_name(installation), NIX_CONF),
                 secret(NETRC, &netrc_secret(installation), NETRC, NETRC, 0o400),
-                credentials(&installation.name),
+                credentials(installation),
                 // Its parent is nobody's but the program's.
                 empty(STATE),
             ]),
@@ -55,13 +56,12 @@ pub fn build(wanted: &Wanted<'_>) -> PodTemplateSpec {
     )
 }
 
-/// netrc files of private repositories, each under its namespace and name. Whoever runs the farm makes the Secret, or does not: the
-/// operator reads no Secrets of projects.
-fn credentials(installation: &str) -> Volume {
+/// netrc files of private repositories. There is no such Secret until a Project names one of its own.
+fn credentials(installation: &Installation) -> Volume {
     Volume {
         name: CREDENTIALS.to_owned(),
         secret: Some(SecretVolumeSource {
-            secret_name: Some(format!("{installation}-{CREDENTIALS}")),
+            secret_name: Some(credentials_secret(installation)),
             optional: Some(true),
             ..SecretVolumeSource::default()
         }),
