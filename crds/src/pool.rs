@@ -443,7 +443,7 @@ pub struct BuilderPoolStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 
-    /// `Ready`, `Progressing` and `DatabaseReachable`, each with a reason and a message.
+    /// `Ready`, `Progressing`, `DatabaseReachable` and `NodesWatched`, each with a reason and a message.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
