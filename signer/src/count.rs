@@ -1,22 +1,34 @@
 //! What is counted for `/metrics`.
 
-use harmonia_service::metrics::Metrics;
+use harmonia_service::metrics::{Counters, Metrics, counters};
 use harmonia_service::protocol::{Outcome, Slot};
 use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
 
 use crate::sweep::Swept;
 
-type Counters = Family<[(&'static str, &'static str); 1], Counter>;
+/// All words of [`word`].
+const OUTCOMES: [&str; 6] = ["published", "adopted", "stale", "again", "refused", "later"];
 
 /// The counters of a signer.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Counts {
     slots: Counters,
     results: Counters,
     recovered: Counter,
     swept_objects: Counters,
     swept_bytes: Counters,
+}
+
+impl Default for Counts {
+    fn default() -> Self {
+        Self {
+            slots: Counters::default(),
+            results: counters("outcome", OUTCOMES),
+            recovered: Counter::default(),
+            swept_objects: Counters::default(),
+            swept_bytes: Counters::default(),
+        }
+    }
 }
 
 impl Counts {
