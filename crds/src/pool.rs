@@ -157,7 +157,7 @@ pub struct Scaling {
     #[schemars(range(min = 1, max = 10000))]
     pub max: Option<i32>,
 
-    /// How long builders must have been too many before some go. Only idle ones do. Default: 5m.
+    /// How long builders must have been too many before they go; half of them go after half of it. Only idle ones do. Default: 5m.
     #[serde(default = "default::window")]
     #[x_kube(validation = between("0s", "24h"))]
     pub stabilization_window: Span,
