@@ -2,19 +2,18 @@
 
 use std::time::Duration;
 
-use harmonia_service::metrics::Metrics;
+use harmonia_queue::builder::Failure;
+use harmonia_service::metrics::{Counters, Metrics, counters};
 use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 
 use crate::job::End;
 use crate::life::Life;
 
-type Counters = Family<[(&'static str, &'static str); 1], Counter>;
-
-/// From a second to four hours, each some three times the one before.
-const SECONDS: [f64; 10] = [1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 7200.0, 14400.0];
+/// From 30 ms to four hours, each some three times the one before.
+const SECONDS: [f64; 13] =
+    [0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 7200.0, 14400.0];
 
 /// The counters of a builder.
 #[derive(Debug, Clone)]
@@ -35,8 +34,8 @@ impl Counts {
     /// Shown by `metrics` from now on.
     pub fn register(metrics: &mut Metrics) -> Self {
         let counts = Self {
-            ends: Family::default(),
-            failures: Family::default(),
+            ends: counters("end", End::NAMES),
+            failures: counters("kind", Failure::ALL.map(Failure::as_str)),
             builds: Histogram::new(SECONDS),
             uploads: Histogram::new(SECONDS),
             bytes: Counter::default(),

@@ -44,6 +44,9 @@ pub enum End {
 }
 
 impl End {
+    /// All words of [`End::name`].
+    pub const NAMES: [&'static str; 4] = ["settled", "failed", "given_back", "input_missing"];
+
     /// In one word.
     pub fn name(&self) -> &'static str {
         match self {

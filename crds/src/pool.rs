@@ -164,7 +164,7 @@ pub struct Scaling {
     #[schemars(range(min = 1, max = 10000))]
     pub max: Option<i32>,
 
-    /// How long builders must have been too many before some go. Only idle ones do. Default: 5m.
+    /// How long builders must have been too many before they go; half of them go after half of it. Only idle ones do. Default: 5m.
     #[serde(default = "default::window")]
     #[x_kube(validation = between("0s", "24h"))]
     pub stabilization_window: Span,
@@ -450,7 +450,7 @@ pub struct BuilderPoolStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 
-    /// `Ready`, `Progressing` and `DatabaseReachable`, each with a reason and a message.
+    /// `Ready`, `Progressing`, `DatabaseReachable` and `NodesWatched`, each with a reason and a message.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]

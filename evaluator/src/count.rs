@@ -1,21 +1,19 @@
 //! What is counted for `/metrics`.
 
-use harmonia_service::metrics::Metrics;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
+use harmonia_service::metrics::{Counters, Metrics, counters};
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use tokio::time::Instant;
 
 use crate::work::End;
 
-/// From a second to half an hour.
-const SECONDS: [f64; 7] = [1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1800.0];
+/// From a tenth of a second to half an hour.
+const SECONDS: [f64; 9] = [0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1800.0];
 
 /// The counters of an evaluator.
 #[derive(Debug, Clone)]
 pub struct Counts {
-    ended: Family<[(&'static str, &'static str); 1], Counter>,
+    ended: Counters,
     seconds: Histogram,
     running: Gauge,
 }
@@ -23,8 +21,8 @@ pub struct Counts {
 impl Counts {
     /// Shown by `metrics` from now on.
     pub fn register(metrics: &mut Metrics) -> Self {
-        let counts =
-            Self { ended: Family::default(), seconds: Histogram::new(SECONDS), running: Gauge::default() };
+        let ended = counters("end", ["complete", "aborted", "left", "later"]);
+        let counts = Self { ended, seconds: Histogram::new(SECONDS), running: Gauge::default() };
         let help = "Evaluations that ended here: complete, aborted, left, later";
         metrics.add("evaluator_evaluations", &["end"], help, &counts.ended);
         metrics.add("evaluator_seconds", &[], "How long evaluations took", &counts.seconds);

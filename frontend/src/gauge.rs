@@ -1,6 +1,8 @@
 //! The queue in numbers, for `/metrics`. Every frontend shows the same ones.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use harmonia_queue::Db;
@@ -19,6 +21,8 @@ type BySystem = Family<[(&'static str, String); 1], Gauge>;
 #[derive(Debug, Clone, Default)]
 pub struct Gauges {
     ready: BySystem,
+    /// All that are in `ready`.
+    systems: Arc<Mutex<BTreeMap<String, i64>>>,
     running: Family<[(&'static str, &'static str); 1], Gauge>,
     blocked: Gauge,
     oldest: Gauge,
@@ -31,7 +35,7 @@ impl Gauges {
     /// Shown by `metrics` from now on.
     pub fn register(metrics: &mut Metrics) -> Self {
         let gauges = Self::default();
-        let Self { ready, running, blocked, oldest, backlog, nodes, slots } = &gauges;
+        let Self { ready, systems: _, running, blocked, oldest, backlog, nodes, slots } = &gauges;
         metrics.add("queue_ready", &["system"], "Builds that could be claimed, up to 100,000", ready);
         let help = "Builds that run, by phase: building, uploading, accepted (to be signed)";
         metrics.add("queue_running", &["phase"], help, running);
@@ -71,10 +75,12 @@ impl Gauges {
 
     fn show(&self, figures: Figures) {
         let Figures { ready, building, uploading, accepted, blocked, oldest, events, nodes, slots } = figures;
-        // A system of which nothing waits any more is 0, not what it was.
-        self.ready.clear();
-        for (system, builds) in ready {
-            self.ready.get_or_create(&[("system", system)]).set(builds);
+        // A system of which nothing waits any more has 0: who forgot it would end its line in graphs.
+        let mut systems = self.systems.lock().unwrap_or_else(PoisonError::into_inner);
+        systems.values_mut().for_each(|builds| *builds = 0);
+        systems.extend(ready);
+        for (system, builds) in &*systems {
+            self.ready.get_or_create(&[("system", system.clone())]).set(*builds);
         }
         for (phase, builds) in [("building", building), ("uploading", uploading), ("accepted", accepted)] {
             self.running.get_or_create(&[("phase", phase)]).set(builds);

@@ -121,6 +121,23 @@ pub enum Failure {
 }
 
 impl Failure {
+    /// All of them.
+    pub const ALL: [Self; 13] = [
+        Self::BuildError,
+        Self::Timeout,
+        Self::Silent,
+        Self::OutputSize,
+        Self::HashMismatch,
+        Self::NotBuildable,
+        Self::Fetch,
+        Self::MissingFeature,
+        Self::Oom,
+        Self::DiskFull,
+        Self::Network,
+        Self::DaemonGone,
+        Self::Upload,
+    ];
+
     /// As the queue writes it.
     pub fn as_str(self) -> &'static str {
         match self {

@@ -1,10 +1,25 @@
 //! What a role counts, with what people read about it: `/metrics` and docs/reference/metrics.md have the same source.
 
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::{MetricType, TypedMetric};
 use prometheus_client::registry::{Metric, Registry};
 
 /// Before every name.
 const PREFIX: &str = "harmonia_ci";
+
+/// Counters that one label tells apart.
+pub type Counters = Family<[(&'static str, &'static str); 1], Counter>;
+
+/// Counters that are shown from the beginning. To Prometheus one that appears with its first event has not grown: of a builder that
+/// lives for an hour and fails once, nobody would hear.
+pub fn counters(label: &'static str, words: impl IntoIterator<Item = &'static str>) -> Counters {
+    let counters = Counters::default();
+    for word in words {
+        drop(counters.get_or_create(&[(label, word)]));
+    }
+    counters
+}
 
 /// The metrics of a role.
 #[derive(Debug)]
@@ -95,7 +110,6 @@ impl Metrics {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use prometheus_client::encoding::text::encode;
-    use prometheus_client::metrics::counter::Counter;
     use prometheus_client::metrics::gauge::Gauge;
 
     use super::*;
@@ -110,5 +124,16 @@ mod tests {
         let expected = "# HELP harmonia_ci_ends_total What ended.\n# TYPE harmonia_ci_ends_total counter\nharmonia_ci_ends_total 0\n\
                         # HELP harmonia_ci_ends_soon What ends.\n# TYPE harmonia_ci_ends_soon gauge\nharmonia_ci_ends_soon 0\n";
         assert_eq!(metrics.in_older_words(&text), expected);
+    }
+
+    #[test]
+    fn what_has_not_happened_yet_is_none() {
+        let mut metrics = Metrics::default();
+        metrics.add("ends", &["end"], "What ended", &counters("end", ["good", "bad"]));
+        let mut text = String::new();
+        encode(&mut text, metrics.registry()).unwrap();
+        for end in ["good", "bad"] {
+            assert!(text.contains(&format!("harmonia_ci_ends_total{{end=\"{end}\"}} 0")), "{text}");
+        }
     }
 }

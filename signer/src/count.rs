@@ -1,16 +1,16 @@
 //! What is counted for `/metrics`.
 
-use harmonia_service::metrics::Metrics;
+use harmonia_service::metrics::{Counters, Metrics, counters};
 use harmonia_service::protocol::{Outcome, Slot};
 use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
 
 use crate::sweep::Swept;
 
-type Counters = Family<[(&'static str, &'static str); 1], Counter>;
+/// All words of [`word`].
+const OUTCOMES: [&str; 6] = ["published", "adopted", "stale", "again", "refused", "later"];
 
 /// The counters of a signer.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Counts {
     slots: Counters,
     results: Counters,
@@ -18,6 +18,19 @@ pub struct Counts {
     swept_objects: Counters,
     swept_bytes: Counters,
     resigned: Counter,
+}
+
+impl Default for Counts {
+    fn default() -> Self {
+        Self {
+            slots: Counters::default(),
+            results: counters("outcome", OUTCOMES),
+            recovered: Counter::default(),
+            swept_objects: Counters::default(),
+            swept_bytes: Counters::default(),
+            resigned: Counter::default(),
+        }
+    }
 }
 
 impl Counts {

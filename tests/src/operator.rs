@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 
 use crate::farm::Farm;
 use crate::guard::serve;
-use crate::kube::{Namespace, try_kubectl};
+use crate::kube::{Namespace, eventually, try_kubectl};
 
 /// How long the operator, or the cluster's own controllers, may take to do what is asked for: the machine may be busy.
 pub const SOON: Duration = Duration::from_secs(180);
@@ -106,15 +106,34 @@ impl Release {
             .with("database_admin_url", self.farm.database.direct_url())
     }
 
-    /// Starts an operator, beside those that run.
+    /// Starts an operator that may do everything, beside those that run.
     pub fn start(&mut self) {
+        self.start_among(Some(vec!["system:masters".to_owned()]));
+    }
+
+    /// Starts one that may do everything in its namespace and see nothing that belongs to the cluster.
+    pub async fn start_confined(&mut self) {
+        let (name, user) = (self.namespace.name(), self.user());
+        let account = format!("--serviceaccount={name}:{name}-operator");
+        self.namespace
+            .kubectl(&["create", "rolebinding", "all", "--clusterrole=cluster-admin", &account])
+            .await;
+        eventually("the API server knows its rights", SOON, async || {
+            self.namespace.try_kubectl(&["auth", "can-i", "*", "*", "--as", &user]).await.is_ok()
+        })
+        .await;
+        self.start_among(None);
+    }
+
+    /// As a member of these groups, or of those that every service account is in.
+    fn start_among(&mut self, groups: Option<Vec<String>>) {
         let settings = self.settings();
         let (stop, stops) = watch::channel(0);
         let user = self.user();
         let running = tokio::spawn(async move {
             let mut config = ::kube::Config::infer().await.expect("KUBECONFIG");
             config.auth_info.impersonate = Some(user);
-            config.auth_info.impersonate_groups = Some(vec!["system:masters".to_owned()]);
+            config.auth_info.impersonate_groups = groups;
             harmonia_operator::run_on(&settings, config, stops).await.expect("the operator runs");
         });
         self.operators.push((stop, running));

@@ -21,7 +21,9 @@ fn every_right_of_the_operator_was_used() {
 
 #[test]
 fn nothing_was_forbidden_to_the_operator() {
-    let forbidden: Vec<Request> = operators().into_iter().filter(|request| request.code == 403).collect();
+    // Nodes apart: the chart's watchNodes leaves that right out, and tests show what an operator does without it.
+    let refused = |request: &Request| request.code == 403 && request.resource != "nodes";
+    let forbidden: Vec<Request> = operators().into_iter().filter(refused).collect();
     assert!(forbidden.is_empty(), "asked for and not granted: {forbidden:#?}");
 }
 

@@ -18,7 +18,7 @@ use crate::context::Context;
 /// How soon it is tried again to watch what may not be watched.
 const FORBIDDEN: Duration = Duration::from_secs(300);
 
-/// Names of nodes. None: not known yet.
+/// Names of nodes. None: not known yet, or no more.
 pub type Leaving = Option<BTreeSet<String>>;
 
 /// Those that are leaving now, and what keeps that up to date for as long as it runs.
@@ -49,6 +49,7 @@ async fn keep(context: &Context, say: watch::Sender<Leaving>) {
             }
         }
         context.see_nodes(false);
+        say.send_replace(None);
         tokio::time::sleep(FORBIDDEN).await;
     }
 }

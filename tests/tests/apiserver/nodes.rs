@@ -8,6 +8,8 @@ use harmonia_tests::farm::{PoolHandle, SYSTEM};
 use harmonia_tests::kube::{eventually, kubectl, try_kubectl};
 use harmonia_tests::operator::{Release, SOON};
 
+use crate::pools::has;
+
 /// A Node object, deleted with the test.
 struct Node(String);
 
@@ -35,6 +37,17 @@ async fn register(pool: &PoolHandle, name: &str, node: &Node) -> Session {
     let mut builder = builder::Node::new(name, "the secret of a node", 1);
     builder.kube_node = Some(&node.0);
     Session::register(&pool.db, &builder).await.unwrap()
+}
+
+/// A pod that no kubelet runs, for a builder to have.
+async fn pod(release: &Release, name: &str) {
+    release
+        .namespace
+        .apply(&format!(
+            "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}, labels: {{app.kubernetes.io/managed-by: harmonia-ci, \
+             app.kubernetes.io/component: builder, ci.harmonia.dev/pool: x86}}}}, spec: {{containers: [{{name: builder, image: none}}]}}}}"
+        ))
+        .await;
 }
 
 async fn drains(release: &Release, name: &str) -> Vec<String> {
@@ -82,13 +95,7 @@ async fn a_cordon_drains_at_once_and_an_uncordon_takes_back_its_own_reason_only(
 async fn a_pod_whose_builder_is_drained_is_marked_until_it_claims_again() {
     let release = Release::new("mark").await;
     let (node, pool) = (Node::new(&release).await, pool(&release).await);
-    release
-        .namespace
-        .apply(
-            "{apiVersion: v1, kind: Pod, metadata: {name: one, labels: {app.kubernetes.io/managed-by: harmonia-ci, \
-             app.kubernetes.io/component: builder, ci.harmonia.dev/pool: x86}}, spec: {containers: [{name: builder, image: none}]}}",
-        )
-        .await;
+    pod(&release, "one").await;
     let session = register(&pool, "one", &node).await;
     led(&release).await;
     release.farm.project("main").await;
@@ -107,4 +114,29 @@ async fn a_pod_whose_builder_is_drained_is_marked_until_it_claims_again() {
     release.namespace.eventually("pod/one", SOON, |pod| mark(pod) == "true").await;
     kubectl(&["uncordon", &node.0]).await;
     release.namespace.eventually("pod/one", SOON, |pod| mark(pod).is_null()).await;
+}
+
+#[tokio::test]
+async fn where_nodes_may_not_be_watched_pools_say_so_and_deleted_pods_still_hear_how_long_they_have() {
+    let mut release = Release::prepare("blind", &[]).await;
+    release.make_secrets().await;
+    release.start_confined().await;
+    let (node, pool) = (Node::new(&release).await, pool(&release).await);
+    register(&pool, "one", &node).await;
+    pod(&release, "one").await;
+    let says_so = |pool: &serde_json::Value| has(pool, "NodesWatched", "False", "Forbidden");
+    release.namespace.eventually("builderpool/default", SOON, says_so).await;
+
+    kubectl(&["cordon", &node.0]).await;
+    // A pod without a node is gone at once: this one waits for a finalizer.
+    let finalizers = |list: &str| format!(r#"{{"metadata": {{"finalizers": {list}}}}}"#);
+    let patch = async |list: &str| {
+        release.namespace.kubectl(&["patch", "pod/one", "--type=merge", "--patch", &finalizers(list)]).await
+    };
+    patch(r#"["example.org/hold"]"#).await;
+    release.namespace.kubectl(&["delete", "pod/one", "--wait=false"]).await;
+    eventually("it hears of its end", SOON, async || !drains(&release, "one").await.is_empty()).await;
+    // Who had seen the cordon would have told of it before.
+    assert_eq!(drains(&release, "one").await, ["terminating"]);
+    patch("null").await;
 }

@@ -28,7 +28,7 @@ pub fn condition<'a>(object: &'a Value, kind: &str) -> &'a Value {
     found.into_iter().find(|condition| condition["type"] == kind).unwrap_or(&Value::Null)
 }
 
-fn has(object: &Value, kind: &str, status: &str, reason: &str) -> bool {
+pub fn has(object: &Value, kind: &str, status: &str, reason: &str) -> bool {
     let condition = condition(object, kind);
     condition["status"] == status && condition["reason"] == reason
 }

@@ -172,16 +172,29 @@ async fn what_an_operator_marked_before_it_died_claims_again_if_it_is_needed() {
 }
 
 #[tokio::test]
-async fn another_operator_ends_what_one_began() {
-    let mut release = waiting("began", "scaling: {min: 0, max: 2, stabilizationWindow: 1s}", 2).await;
+async fn another_operator_ends_what_one_began_who_had_marked_a_builder() {
+    another_ends("marked", false).await;
+}
+
+#[tokio::test]
+async fn another_operator_ends_what_one_began_who_had_made_its_pod_cheap_too() {
+    another_ends("cheap", true).await;
+}
+
+/// A scale-in from where the operator before was when it died: a builder is marked, its pod may be cheap, replicas are as they were.
+async fn another_ends(prefix: &str, cheap: bool) {
+    let mut release = waiting(prefix, "scaling: {min: 0, max: 2, stabilizationWindow: 1s}", 2).await;
     has_replicas(&release, 2).await;
     let builders = builders(&release, 2).await;
     let claims = claim_all(&release, &builders).await;
     release.farm.succeed(&builders[1].1, &claims[1]).await;
     release.stop().await;
-    // As far as the one before came: the builder is marked, its pod is not cheap yet.
     let node = release.farm.node_of(&builders[1].1).await;
     people::drain_idle(&release.farm.operator, &[node], "scale-in").await.unwrap();
+    if cheap {
+        let cost = "controller.kubernetes.io/pod-deletion-cost=-100";
+        release.namespace.kubectl(&["annotate", "pod", &builders[1].0, cost]).await;
+    }
     release.start();
     has_replicas(&release, 1).await;
     eventually("a pod goes", SOON, async || pods(&release).await == [builders[0].0.clone()]).await;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use harmonia_tests::cluster::{Farm, NAMESPACE, outcomes, sleeper, succeeded};
+use harmonia_tests::cluster::{Farm, NAMESPACE, install, lose_operator, outcomes, sleeper, succeeded};
 use harmonia_tests::kube::{eventually, kubectl};
 use tokio::time::Instant;
 
@@ -89,4 +89,29 @@ async fn a_build_that_is_longer_than_the_grace_is_given_back_and_finished_elsewh
     let build = farm.ends(&long).await;
     assert_eq!(outcomes(&build), ["interrupted", "succeeded"], "{build:#}");
     assert_eq!(build["attempts"][0]["node"], first, "{build:#}");
+}
+
+#[tokio::test]
+async fn where_nodes_may_not_be_watched_builders_hear_of_a_drain_by_sigterm() {
+    let farm = Farm::get().await;
+    let watches = async |pool: &str, truth: &str| {
+        let (condition, pool) =
+            (format!("--for=condition=NodesWatched={truth}"), format!("builderpool/{pool}"));
+        kubectl(&["-n", NAMESPACE, "wait", &condition, "--timeout=120s", &pool]).await
+    };
+    install(NAMESPACE, &["--set", "watchNodes=false"]).await;
+    // A watch that runs goes on without the right: the next operator has to ask for it.
+    lose_operator().await;
+    let pool = farm.pool("blind", TWO).await;
+    watches("blind", "False").await;
+    let build = sleeper("unseen", 15);
+    pool.queue(std::slice::from_ref(&build)).await;
+    let node = farm.runs_on(&build.name).await;
+
+    pool.drain(&node).await;
+
+    farm.end_undisturbed(std::slice::from_ref(&build)).await;
+    install(NAMESPACE, &[]).await;
+    lose_operator().await;
+    watches("blind", "True").await;
 }

@@ -66,6 +66,10 @@ async fn a_rollout_replaces_builders_after_what_they_build() {
         pods.len() == 2 && pods.iter().all(|(name, _)| !before.contains(name))
     })
     .await;
+    // Whoever took the mark of the restart away would begin another wave.
+    let deployment = json(&["-n", NAMESPACE, "get", "deployment", "rollout-builder"]).await;
+    let marks = &deployment["spec"]["template"]["metadata"]["annotations"];
+    assert!(marks["kubectl.kubernetes.io/restartedAt"].is_string(), "{marks:#}");
 }
 
 #[tokio::test]
