@@ -104,7 +104,7 @@ BEGIN
   SELECT NEW.project_id, NEW.commit_id, NEW.id, ci.clock() FROM ci.project_source s
   WHERE s.project_id = NEW.project_id AND ci.instance_of(s) IS NOT NULL
   ON CONFLICT (project_id, commit_id) DO UPDATE SET evaluation_id = EXCLUDED.evaluation_id, next_at = EXCLUDED.next_at, asked = r.asked + 1
-    WHERE r.evaluation_id < EXCLUDED.evaluation_id;                                         -- fence: newest_speaks
+    WHERE coalesce(r.evaluation_id, 0) < EXCLUDED.evaluation_id;                                         -- fence: newest_speaks
   RETURN NULL;
 END $$;
 -- The source of one that a person asked for may say its commit later. Without a branch it is nobody's but that person's.
@@ -127,15 +127,17 @@ CREATE FUNCTION ci.pause_forge(p_instance text, p_for interval) RETURNS void
 -- Takes what is due, for a minute each. Whoever has not ended it by then is taken for dead.
 CREATE FUNCTION ci.due_reports(p_instances text[], p_limit int)
   RETURNS TABLE (project_id int, commit_id text, evaluation_id bigint, turn bigint, asked bigint, failures int, instance text, owner text, repo text,
-                 told_eval text, told_build text)
+                 told_eval text, told_build text, project text, shared bool)
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE v_now timestamptz := ci.clock();
 BEGIN
   RETURN QUERY
   WITH due AS MATERIALIZED (
-    SELECT r.project_id, r.commit_id, ci.instance_of(s) AS instance, s.owner, s.repo
-    FROM ci.report r JOIN ci.project_source s ON s.project_id = r.project_id
+    SELECT r.project_id, r.commit_id, ci.instance_of(s) AS instance, s.owner, s.repo, p.name,
+      EXISTS (SELECT FROM ci.project_source o JOIN ci.project q ON q.id = o.project_id AND q.deleted_at IS NULL WHERE o.project_id <> s.project_id
+        AND ci.instance_of(o) = ci.instance_of(s) AND lower(o.owner) = lower(s.owner) AND lower(o.repo) = lower(s.repo)) AS shared
+    FROM ci.report r JOIN ci.project_source s ON s.project_id = r.project_id JOIN ci.project p ON p.id = r.project_id
     WHERE r.next_at <= v_now
       AND coalesce(r.lease_until <= v_now, true)                                            -- fence: report_lease
       AND ci.instance_of(s) = ANY (p_instances)
@@ -143,7 +145,7 @@ BEGIN
     ORDER BY r.next_at LIMIT p_limit FOR NO KEY UPDATE OF r SKIP LOCKED)                    -- lock: due_reports
   UPDATE ci.report r SET turn = r.turn + 1, lease_until = v_now + interval '60 seconds'
   FROM due d WHERE r.project_id = d.project_id AND r.commit_id = d.commit_id
-  RETURNING r.project_id, r.commit_id, r.evaluation_id, r.turn, r.asked, r.failures, d.instance, d.owner, d.repo, r.told_eval, r.told_build;
+  RETURNING r.project_id, r.commit_id, r.evaluation_id, r.turn, r.asked, r.failures, d.instance, d.owner, d.repo, r.told_eval, r.told_build, d.name, d.shared;
 END $$;
 
 -- The forge has been told this. False: the lease was somebody else's meanwhile.

@@ -4,6 +4,7 @@
 //! is in [`payload`] and [`call`]; what is done with their words, in [`webhook`], [`tell`] and [`compare`].
 
 mod act;
+mod alike;
 mod call;
 mod compare;
 mod config;
@@ -18,7 +19,8 @@ mod words;
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use axum::Router;
@@ -27,13 +29,17 @@ use harmonia_queue::Db;
 use harmonia_queue::forges::Repository;
 use harmonia_service::secret::SecretError;
 use harmonia_service::settings::{Settings, SettingsError};
+use serde::{Deserialize, Serialize};
 
+pub use call::ForgeError;
+pub use config::{Client, Door, OIDC};
 pub use count::ForgeCounts;
 
-use call::ForgeError;
 use config::Configured;
 use payload::{Event, Unreadable};
 use words::Status;
+
+use crate::remember::Memory;
 
 /// Connections to the database: one each for the outbox and for comparing, the others for webhooks.
 pub const CONNECTIONS: u32 = webhook::AT_ONCE as u32 + 2;
@@ -91,30 +97,74 @@ pub struct Heads {
     pub whole: bool,
 }
 
+/// How long it is remembered who may push where, for what is only shown: who acts is asked for again.
+const REMEMBERED: Duration = Duration::from_secs(60);
+/// So many answers.
+const MOST: usize = 10_000;
+
 /// A forge as it is configured.
 pub struct Known {
-    name: String,
-    instance: String,
+    /// As its webhooks are addressed.
+    pub name: String,
+    /// As projects have it.
+    pub instance: String,
+    /// By which people sign in with it.
+    pub client: Option<Client>,
     forge: Box<dyn Forge>,
+}
+
+/// Somebody, as a forge knows them.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Member {
+    /// The forge.
+    pub instance: String,
+    /// What it calls them.
+    pub login: String,
 }
 
 /// All forges that are configured.
 pub struct Forges {
     known: BTreeMap<String, Arc<Known>>,
     db: Db,
-    /// Where people see an evaluation, but for its number.
-    pages: String,
+    /// Where people reach this frontend.
+    url: String,
     counts: ForgeCounts,
+    writers: Mutex<Memory<(Member, Repository), bool>>,
 }
 
 impl Forges {
     /// As the settings have them; often none. `url` is where people reach this frontend.
     pub fn new(settings: &Settings, db: Db, url: &str, counts: ForgeCounts) -> Result<Self, SettingsError> {
         let mut known = BTreeMap::new();
-        for Configured { name, instance, forge } in config::read(settings)? {
-            known.insert(name.clone(), Arc::new(Known { name, instance, forge }));
+        for Configured { name, instance, forge, client } in config::read(settings)? {
+            known.insert(name.clone(), Arc::new(Known { name, instance, forge, client }));
         }
-        Ok(Self { known, db, pages: format!("{url}/evals/"), counts })
+        let writers = Mutex::new(Memory::new(Instant::now(), REMEMBERED, MOST));
+        Ok(Self { known, db, url: url.to_owned(), counts, writers })
+    }
+
+    /// All of them.
+    pub fn all(&self) -> impl Iterator<Item = &Known> {
+        self.known.values().map(Arc::as_ref)
+    }
+
+    /// Whether somebody may push to a repository of their forge. `by_memory`: what was so a minute ago is good enough.
+    pub async fn may_write(
+        &self,
+        member: &Member,
+        repository: &Repository,
+        by_memory: bool,
+    ) -> Result<bool, ForgeError> {
+        let Some(known) = self.of(&member.instance) else { return Ok(false) };
+        let key = (member.clone(), repository.clone());
+        let asked = Instant::now();
+        let writers = || self.writers.lock().unwrap_or_else(PoisonError::into_inner);
+        if by_memory && let Some(may) = writers().get(asked, &key) {
+            return Ok(may);
+        }
+        let may = known.forge.may_write(repository, &member.login).await?;
+        writers().insert(asked, key, may, 1);
+        Ok(may)
     }
 
     /// Where they send their webhooks.

@@ -11,6 +11,7 @@ mod find;
 mod forge;
 mod gauge;
 mod key;
+mod member;
 mod public_keys;
 mod redirect;
 mod register;
@@ -119,6 +120,7 @@ impl Frontend {
             shelf,
             public_keys,
             hub: hub.clone(),
+            forges: forges.clone(),
             closing: closed,
             url: public_url.to_owned(),
         };

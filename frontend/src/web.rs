@@ -11,14 +11,17 @@ mod dashboard;
 mod evaluation;
 mod findings;
 mod frame;
+mod github;
 mod guard;
 mod live;
 mod log;
+mod member;
 mod nodes;
 mod oidc;
 mod parts;
 mod picture;
 mod project;
+mod provider;
 mod queue;
 mod recall;
 mod session;
@@ -39,13 +42,14 @@ use tokio::sync::{Semaphore, watch as channel};
 
 use crate::admit::Admission;
 use crate::api::{Hub, Streams};
+use crate::forge::Forges;
 use crate::public_keys::PublicKeys;
 use crate::shelf::Shelf;
 use crate::turn::{Turn, Turns};
 
 pub use guard::{PATIENCE, has_nul, lost};
 pub use live::Live;
-use oidc::Oidc;
+use provider::Provider;
 use recall::Recall;
 use session::Keys;
 use watch::Watches;
@@ -70,7 +74,9 @@ pub struct Web {
     watches: Watches,
     streams: Streams,
     keys: Keys,
-    oidc: Option<Oidc>,
+    /// Who says who people are, by the names in their addresses.
+    providers: Vec<(String, Provider)>,
+    forges: Arc<Forges>,
     /// Where people reach this frontend.
     url: String,
     overview: Recall<(), dashboard::Overview>,
@@ -90,6 +96,8 @@ pub struct Shared {
     pub public_keys: PublicKeys,
     /// Who hears what changes.
     pub hub: Arc<Hub>,
+    /// Who knows people.
+    pub forges: Arc<Forges>,
     /// Says when streams end.
     pub closing: channel::Receiver<bool>,
     /// Where people reach this frontend.
@@ -99,10 +107,11 @@ pub struct Shared {
 impl Web {
     /// As set.
     pub fn new(shared: Shared, settings: &Settings) -> Result<Self, SettingsError> {
-        let Shared { admission, db, shelf, public_keys, hub, closing, url } = shared;
+        let Shared { admission, db, shelf, public_keys, hub, forges, closing, url } = shared;
         Ok(Self {
             live: Arc::new(Live::new(db.clone(), hub)),
-            oidc: Oidc::new(settings, &url)?,
+            providers: provider::read(settings, &url, &forges)?,
+            forges,
             keys: Keys::new(db.clone()),
             turns: Turns::new(db, ASKING - 1),
             requests: Semaphore::new(REQUESTS),
@@ -137,6 +146,8 @@ impl Web {
             .route("/evals/{id}/cancel", post(act::cancel_evaluation))
             .route("/evals/{id}/re-evaluate", post(act::re_evaluate))
             .route("/evals/{id}/rebuild-failed", post(act::rebuild_failed))
+            .route("/evals/{id}/pin", post(act::pin))
+            .route("/evals/{id}/unpin", post(act::unpin))
             .route("/builds/{id}", get(build::show))
             .route("/builds/{id}/rebuild", post(act::rebuild))
             .route("/builds/{id}/cancel", post(act::cancel_build))
@@ -155,8 +166,8 @@ impl Web {
             .route("/admin/tokens/revoke", post(admin::revoke_token))
             .route("/sign-in", get(sign_in::ask).post(sign_in::by_token))
             .route("/sign-in/once", post(sign_in::by_invitation))
-            .route("/sign-in/oidc", get(sign_in::to_provider))
-            .route("/sign-in/oidc/back", get(sign_in::from_provider))
+            .route("/sign-in/{provider}", get(sign_in::to_provider))
+            .route("/sign-in/{provider}/back", get(sign_in::from_provider))
             .route("/sign-out", post(sign_in::out))
             .route("/live", get(live::follow))
             .route("/assets/{name}", get(assets::serve))

@@ -1,5 +1,7 @@
 //! Builds, as people see them: one job each, with its attempts.
 
+use std::collections::HashMap;
+
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 
@@ -253,6 +255,53 @@ pub async fn tail(db: &Db, id: i64, attempt: i64, offset: i64) -> Result<Vec<Pie
     rows.iter()
         .map(|row| Ok(Piece { attempt: row.try_get(0)?, offset: row.try_get(1)?, data: row.try_get(2)? }))
         .collect()
+}
+
+/// Up to where a reader has the log of a build.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// The build.
+    pub build: i64,
+    /// Of which attempt; none: nothing was read yet.
+    pub attempt: Option<i64>,
+    /// Up to which byte.
+    pub offset: i64,
+}
+
+/// What is new in the log of a build.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct News {
+    /// More may come, by this attempt or another.
+    pub open: bool,
+    /// The attempt that writes it at the moment.
+    pub attempt: Option<i64>,
+    /// What was added since the reader's place; the whole tail where that is in another attempt.
+    pub pieces: Vec<Piece>,
+}
+
+/// What is new in any number of logs, by build. What is not there any more has no news.
+pub async fn news(db: &Db, places: &[Place]) -> Result<HashMap<i64, News>> {
+    let query = sqlx::query(
+        "SELECT p.id, j.state = 'open', r.attempt, greatest(t.starts, f.seen), substr(t.data, (greatest(t.starts, f.seen) - t.starts + 1)::int)
+         FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) p (id, attempt, seen) JOIN ci.job j ON j.id = p.id
+         LEFT JOIN ci.running r ON r.job_id = p.id
+         CROSS JOIN LATERAL (SELECT CASE WHEN r.attempt = p.attempt THEN p.seen ELSE 0 END AS seen) f
+         LEFT JOIN ci.log_tail t ON t.job_id = p.id AND t.attempt = r.attempt AND t.starts + octet_length(t.data) > f.seen
+         ORDER BY p.id, t.starts",
+    );
+    let column = |of: fn(&Place) -> i64| places.iter().map(of).collect::<Vec<_>>();
+    let attempts: Vec<Option<i64>> = places.iter().map(|place| place.attempt).collect();
+    let query = query.bind(column(|place| place.build)).bind(attempts).bind(column(|place| place.offset));
+    let mut news: HashMap<i64, News> = HashMap::new();
+    for row in db.rows(query).await? {
+        let of = news.entry(row.try_get(0)?).or_default();
+        of.open = row.try_get(1)?;
+        of.attempt = row.try_get(2)?;
+        if let (Some(attempt), Some(offset)) = (of.attempt, row.try_get(3)?) {
+            of.pieces.push(Piece { attempt, offset, data: row.try_get(4)? });
+        }
+    }
+    Ok(news)
 }
 
 #[cfg(test)]

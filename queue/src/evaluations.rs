@@ -347,7 +347,11 @@ pub async fn rebuild_failed(db: &Db, id: i64) -> Result<i64> {
 
 /// An evaluation is kept for good, or no longer. False: that was so before.
 pub async fn pin(db: &Db, id: i64, pinned: bool) -> Result<bool> {
-    db.value(sqlx::query("SELECT ci.pin($1, $2)").bind(id).bind(pinned)).await
+    let changed = db.value(sqlx::query("SELECT ci.pin($1, $2)").bind(id).bind(pinned)).await?;
+    if changed {
+        tell(db, id).await;
+    }
+    Ok(changed)
 }
 
 #[cfg(test)]

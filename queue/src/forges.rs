@@ -39,6 +39,52 @@ pub struct Follower {
     pub pull_requests: PullRequests,
 }
 
+/// Where a project's code is: a repository of a forge.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The forge.
+    pub instance: String,
+    /// The repository.
+    pub repository: Repository,
+}
+
+/// Where the code of an evaluation's project is; in no forge: none.
+pub async fn place_of_evaluation(db: &Db, evaluation: i64) -> Result<Vec<Option<Place>>> {
+    let query = sqlx::query(
+        "SELECT ci.instance_of(s), s.owner, s.repo FROM ci.evaluation e LEFT JOIN ci.project_source s ON s.project_id = e.project_id WHERE e.id = $1",
+    );
+    places(db, query.bind(evaluation)).await
+}
+
+/// The same of every project that wants a build: of each, or of so many that nobody has them all.
+pub async fn places_of_build(db: &Db, build: i64) -> Result<Vec<Option<Place>>> {
+    let query = sqlx::query(
+        "SELECT DISTINCT ci.instance_of(s), s.owner, s.repo FROM ci.want w
+         JOIN ci.evaluation e ON e.id = w.evaluation_id AND e.state IN ('evaluating', 'complete')
+         LEFT JOIN ci.project_source s ON s.project_id = e.project_id WHERE w.job_id = $1 ORDER BY 1 NULLS FIRST, 2, 3 LIMIT 50",
+    );
+    places(db, query.bind(build)).await
+}
+
+async fn places(
+    db: &Db,
+    query: sqlx::query::Query<'_, sqlx::Postgres, sqlx::postgres::PgArguments>,
+) -> Result<Vec<Option<Place>>> {
+    let rows = db.rows(query).await?;
+    rows.iter()
+        .map(|row| {
+            let (instance, owner, name) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+            let found: (Option<String>, Option<String>, Option<String>) = (instance, owner, name);
+            Ok(match found {
+                (Some(instance), Some(owner), Some(name)) => {
+                    Some(Place { instance, repository: Repository { owner, name } })
+                }
+                _ => None,
+            })
+        })
+        .collect()
+}
+
 /// The projects of a repository. Forges do not tell upper from lower case.
 pub async fn followers(db: &Db, instance: &str, repository: &Repository) -> Result<Vec<Follower>> {
     let query = sqlx::query(
@@ -123,6 +169,11 @@ pub async fn pull_request_head(db: &Db, project: i32, number: i32) -> Result<Opt
     Ok(db.column(query.bind(project).bind(number)).await?.pop())
 }
 
+/// A head of a pull request waits for a collaborator: its forge shall hear so.
+pub async fn wait_for_consent(db: &Db, project: i32, commit: &str) -> Result<()> {
+    db.row(sqlx::query("SELECT ci.wait_for_consent($1, $2)").bind(project).bind(commit)).await.map(drop)
+}
+
 /// It is closed. Answers how many evaluations were cancelled.
 pub async fn close_pull_request(db: &Db, project: i32, number: i32) -> Result<i64> {
     let query = sqlx::query("SELECT ci.close_pull_request($1, $2, $3)").bind(project).bind(number);
@@ -136,8 +187,8 @@ pub struct Report {
     pub project: i32,
     /// Which.
     pub commit: String,
-    /// The newest evaluation of it.
-    pub evaluation: i64,
+    /// The newest evaluation of it; none: it waits for somebody's consent.
+    pub evaluation: Option<i64>,
     /// Goes with every word about it; that of whose minute is over changes nothing.
     pub turn: i64,
     /// How many reasons to look there were.
@@ -152,6 +203,10 @@ pub struct Report {
     pub told_eval: Option<String>,
     /// and of the builds.
     pub told_build: Option<String>,
+    /// The name of the project.
+    pub name: String,
+    /// Another project has the same repository.
+    pub shared: bool,
 }
 
 /// Takes up to `limit` commits of these forges that are due.
@@ -171,6 +226,8 @@ pub async fn due_reports(db: &Db, instances: &[String], limit: i32) -> Result<Ve
                 repository: Repository { owner: row.try_get("owner")?, name: row.try_get("repo")? },
                 told_eval: row.try_get("told_eval")?,
                 told_build: row.try_get("told_build")?,
+                name: row.try_get("project")?,
+                shared: row.try_get("shared")?,
             })
         })
         .collect()

@@ -474,6 +474,14 @@ pub async fn branches(db: &Db, project: &str) -> Result<Vec<(Option<String>, i64
     rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
 }
 
+/// The latest evaluations of a project that are kept for good.
+pub async fn pinned(db: &Db, project: &str, limit: i64) -> Result<Vec<i64>> {
+    let query = sqlx::query(
+        "SELECT e.id FROM ci.evaluation e JOIN ci.project p ON p.id = e.project_id WHERE p.name = $1 AND e.pinned ORDER BY e.id DESC LIMIT $2",
+    );
+    db.column(query.bind(project).bind(limit)).await
+}
+
 /// The latest evaluation of each project, those first that are newest.
 pub async fn latest(db: &Db, limit: i64) -> Result<Vec<i64>> {
     let query = sqlx::query(

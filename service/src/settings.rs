@@ -46,7 +46,11 @@ pub const KNOWN: &[(&str, bool, &str)] = &[
     ("oidc_issuer", false, "who says who people are, by OpenID Connect, such as https://id.example.org"),
     ("oidc_client_id", false, "what the frontend is called there"),
     ("oidc_client_secret", true, "its secret there, if it has one"),
-    ("admins", false, "who may do everything after that: subjects or addresses, separated by commas"),
+    (
+        "admins",
+        false,
+        "who may do everything after that: subjects or addresses, of a forge FORGE:LOGIN, separated by commas",
+    ),
     ("operators", false, "who may start and stop builds after that, likewise"),
     ("log_limit", false, "bytes of a compressed log, at most"),
     (

@@ -1,12 +1,15 @@
 //! A real Gitea on a database of its own, with people, repositories and webhooks.
 
+use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::fs;
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use reqwest::{Client, Method};
+use reqwest::redirect::Policy;
+use reqwest::{Client, Method, RequestBuilder, Response};
 use serde_json::{Value, json};
 
 use crate::guard::{Guard, cache};
@@ -79,6 +82,52 @@ impl Gitea {
         serde_json::from_str(&text).unwrap_or_default()
     }
 
+    /// Somebody more, who may do nothing in particular.
+    pub async fn person(&self, name: &str) {
+        let mail = format!("{name}@example.org");
+        let person =
+            json!({"username": name, "password": PASSWORD, "email": mail, "must_change_password": false});
+        self.ask("acme", Method::POST, "admin/users", person).await;
+    }
+
+    /// A program with which people sign in by OpenID Connect; its name there, and its secret.
+    pub async fn program(&self, back: &str) -> (String, String) {
+        let program = json!({"name": "ci", "redirect_uris": [back], "confidential_client": true});
+        let made = self.ask("acme", Method::POST, "user/applications/oauth2", program).await;
+        let word = |name: &str| made[name].as_str().expect("a word").to_owned();
+        (word("client_id"), word("client_secret"))
+    }
+
+    /// What somebody does with a browser who is sent to it to sign in: says who they are and agrees. Answers where they are
+    /// sent back to.
+    pub async fn agree(&self, person: &str, address: &str) -> String {
+        let mut browser = Browser::default();
+        let page = browser.get(&format!("{}/user/login", self.url)).await;
+        let fields = [("user_name", person), ("password", PASSWORD)];
+        let answer = browser.send(&format!("{}/user/login", self.url), &page, &fields).await;
+        assert!(answer.is_some(), "{person} cannot sign in");
+        let page = browser.get(address).await;
+        let back =
+            browser.send(&format!("{}/login/oauth/grant", self.url), &page, &[("granted", "true")]).await;
+        back.expect("they are sent back")
+    }
+
+    /// A pull request for `acme/dots`; its number. What was just pushed to a fork is known to it a moment later: until then
+    /// there is no such branch.
+    pub async fn propose(&self, person: &str, proposal: &Value) -> i64 {
+        let address = format!("{}/api/v1/repos/acme/dots/pulls", self.url);
+        let number = Cell::new(None);
+        crate::eventually("the pull request is made", || async {
+            let request = self.client.post(&address).basic_auth(person, Some(PASSWORD)).json(proposal);
+            let made = request.send().await.expect("an answer");
+            let said: Value = made.json().await.unwrap_or_default();
+            number.set(said["number"].as_i64());
+            number.get().is_some()
+        })
+        .await;
+        number.get().expect("a number")
+    }
+
     /// Where somebody pushes to.
     pub fn clone_url(&self, person: &str, repository: &str) -> String {
         self.url.replace("http://", &format!("http://{person}:{PASSWORD}@")) + &format!("/{repository}.git")
@@ -93,6 +142,65 @@ impl Gitea {
         let hook = json!({"type": "gitea", "active": true, "events": events, "config": config});
         self.ask("acme", Method::POST, "repos/acme/dots/hooks", hook).await;
     }
+}
+
+/// Somebody with a browser: cookies, and forms with all their fields.
+struct Browser {
+    client: Client,
+    cookies: BTreeMap<String, String>,
+}
+
+impl Default for Browser {
+    fn default() -> Self {
+        let client = Client::builder().redirect(Policy::none()).build().expect("a client");
+        Self { client, cookies: BTreeMap::new() }
+    }
+}
+
+impl Browser {
+    async fn get(&mut self, address: &str) -> String {
+        let response = self.ask(self.client.get(address)).await;
+        let (status, text) = (response.status(), response.text().await.expect("a text"));
+        assert!(status.is_success(), "{address}: {status}: {text}");
+        text
+    }
+
+    /// Sends the form of a page with more fields; answers where that leads.
+    async fn send(&mut self, address: &str, page: &str, more: &[(&str, &str)]) -> Option<String> {
+        let mut fields = hidden(page);
+        fields.extend(more.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
+        let escape = |word: &str| word.bytes().map(|byte| format!("%{byte:02X}")).collect::<String>();
+        let pairs: Vec<String> =
+            fields.iter().map(|(name, value)| format!("{name}={}", escape(value))).collect();
+        let request = self.client.post(address).header("sec-fetch-site", "same-origin").body(pairs.join("&"));
+        let request = request.header("content-type", "application/x-www-form-urlencoded");
+        let response = self.ask(request).await;
+        let to = response.headers().get("location")?;
+        Some(to.to_str().expect("an address").to_owned())
+    }
+
+    async fn ask(&mut self, request: RequestBuilder) -> Response {
+        let cookies: Vec<String> =
+            self.cookies.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let response = request.header("cookie", cookies.join("; ")).send().await.expect("an answer");
+        for cookie in response.headers().get_all("set-cookie") {
+            let pair = cookie.to_str().expect("text").split(';').next().unwrap_or_default();
+            let (name, value) = pair.split_once('=').expect("a cookie");
+            self.cookies.insert(name.to_owned(), value.to_owned());
+        }
+        response
+    }
+}
+
+/// The hidden fields of a page's forms.
+fn hidden(page: &str) -> Vec<(String, String)> {
+    let word = |tag: &str, name: &str| {
+        let (_, rest) = tag.split_once(&format!("{name}=\""))?;
+        Some(rest.split('"').next()?.replace("&#43;", "+").replace("&amp;", "&"))
+    };
+    let tags = page.split("<input").skip(1).filter_map(|rest| rest.split('>').next());
+    let hidden = tags.filter(|tag| tag.contains("type=\"hidden\""));
+    hidden.filter_map(|tag| Some((word(tag, "name")?, word(tag, " value")?))).collect()
 }
 
 fn settings(guard: &Guard, place: &Path, database: &Database, role: &str, port: u16) -> String {

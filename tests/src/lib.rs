@@ -14,6 +14,7 @@ pub mod nixes;
 pub mod operator;
 pub mod pg;
 pub mod press;
+pub mod prism;
 pub mod proxy;
 pub mod repository;
 pub mod s3;

@@ -55,6 +55,7 @@
 {{- $forge := dict "name" .name "type" .type "secret" .existingSecret -}}
 {{- with .url }}{{ $_ := set $forge "url" . }}{{ end -}}
 {{- with .appId }}{{ $_ := set $forge "appId" (int64 .) }}{{ end -}}
+{{- with .clientId }}{{ $_ := set $forge "clientId" . }}{{ end -}}
 {{- $forges = append $forges $forge -}}
 {{- end -}}
 {{- $signer := merge $roles.signer (pick $values.signer "sweepEvery" "sweepGrace" "logRetention") -}}
@@ -90,9 +91,13 @@
 {{- with $pool }}{{ $_ := set $installation "pool" . }}{{ end -}}
 {{- with $forges }}{{ $_ := set $installation "forges" . }}{{ end -}}
 {{- with $values.oidc -}}
+{{- if or .issuer .admins .operators -}}
+{{- $oidc := dict "admins" .admins "operators" .operators -}}
 {{- if .issuer -}}
-{{- $oidc := dict "issuer" .issuer "clientId" (required "oidc.clientId is missing: what the provider calls this farm" .clientId) "admins" .admins "operators" .operators -}}
+{{- $_ := set $oidc "issuer" .issuer -}}
+{{- $_ := set $oidc "clientId" (required "oidc.clientId is missing: what the provider calls this farm" .clientId) -}}
 {{- with .existingSecret }}{{ $_ := set $oidc "secret" . }}{{ end -}}
+{{- end -}}
 {{- $_ := set $installation "oidc" $oidc -}}
 {{- end -}}
 {{- end -}}

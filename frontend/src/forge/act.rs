@@ -152,7 +152,10 @@ impl Desk<'_> {
             (false, PullRequests::None) => {
                 Ok(Outcome::noted("the project builds no pull requests from outside"))
             }
-            (false, _) => Ok(Outcome::noted("it waits for a collaborator to comment /ci run")),
+            (false, _) => {
+                forges::wait_for_consent(self.db, follower.id, outside.head).await?;
+                Ok(Outcome::noted("it waits for a collaborator to comment /ci run"))
+            }
         }
     }
 

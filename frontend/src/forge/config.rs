@@ -15,6 +15,8 @@ use super::github::{App, GitHub};
 /// The only GitHub whose repositories projects can have.
 const GITHUB: &str = "https://github.com";
 const GITHUB_API: &str = "https://api.github.com";
+/// What the provider of `oidc_issuer` is called among those that people sign in with.
+pub const OIDC: &str = "oidc";
 
 /// A forge that can be spoken with.
 pub struct Configured {
@@ -24,6 +26,34 @@ pub struct Configured {
     pub instance: String,
     /// It.
     pub forge: Box<dyn Forge>,
+    /// By which people sign in with it.
+    pub client: Option<Client>,
+}
+
+/// What we are to a forge when people sign in with it.
+pub struct Client {
+    /// What it calls us,
+    pub id: String,
+    /// and what we prove that by.
+    pub secret: Secret,
+    /// How it says who people are.
+    pub door: Door,
+}
+
+/// How a forge says who people are.
+pub enum Door {
+    /// OAuth, as GitHub has it.
+    GitHub {
+        /// Where people go.
+        web: String,
+        /// Where is asked who they are.
+        api: String,
+    },
+    /// OpenID Connect.
+    OpenId {
+        /// Who signs.
+        issuer: String,
+    },
 }
 
 /// An entry of `[[forges]]`.
@@ -38,6 +68,8 @@ struct Entry {
     private_key_file: Option<PathBuf>,
     token_file: Option<PathBuf>,
     webhook_secret_file: PathBuf,
+    client_id: Option<String>,
+    client_secret_file: Option<PathBuf>,
 }
 
 #[derive(Deserialize)]
@@ -70,10 +102,22 @@ fn wrong(value: &str, why: String) -> SettingsError {
 }
 
 fn configure(entry: Entry) -> Result<Configured, String> {
-    let Entry { name, kind, url, app_id, private_key_file, token_file, webhook_secret_file } = entry;
+    let Entry { name, kind, url, app_id, private_key_file, token_file, webhook_secret_file, .. } = entry;
+    let client = match (entry.client_id, entry.client_secret_file) {
+        (Some(id), Some(file)) => Some((id, Secret::File(file))),
+        (None, None) => None,
+        _ => {
+            return Err("lets people sign in by client_id and client_secret_file: give it both, or neither"
+                .to_owned());
+        }
+    };
+    let client = |door: Door| client.map(|(id, secret)| Client { id, secret, door });
     let fits = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     if name.is_empty() || name.len() > 63 || !name.bytes().all(fits) {
         return Err("is no name of a forge: it is part of an address, so use a-z, 0-9 and -".to_owned());
+    }
+    if name == OIDC {
+        return Err("is how people sign in by oidc_issuer: choose another name".to_owned());
     }
     let secret = Secret::File(webhook_secret_file);
     let http = |url: &str| address(url).map(Http::new);
@@ -84,8 +128,14 @@ fn configure(entry: Entry) -> Result<Configured, String> {
                     "is a GitHub App: give it app_id and private_key_file, and no token_file".to_owned()
                 );
             };
-            let app = App::new(id, Secret::File(key), http(url.as_deref().unwrap_or(GITHUB_API))?);
-            Ok(Configured { name, instance: GITHUB.to_owned(), forge: Box::new(GitHub::new(app, secret)) })
+            let api = url.as_deref().unwrap_or(GITHUB_API).trim_end_matches('/');
+            let app = App::new(id, Secret::File(key), http(api)?);
+            Ok(Configured {
+                name,
+                instance: GITHUB.to_owned(),
+                forge: Box::new(GitHub::new(app, secret)),
+                client: client(Door::GitHub { web: web_of(api), api: api.to_owned() }),
+            })
         }
         Kind::Gitea | Kind::Forgejo => {
             let (Some(url), Some(token), None, None) = (url, token_file, app_id, private_key_file) else {
@@ -96,9 +146,15 @@ fn configure(entry: Entry) -> Result<Configured, String> {
             };
             let instance = url.trim_end_matches('/').to_lowercase();
             let forge = Box::new(Gitea::new(http(&url)?, Secret::File(token), secret));
-            Ok(Configured { name, instance, forge })
+            let issuer = url.trim_end_matches('/').to_owned();
+            Ok(Configured { name, instance, forge, client: client(Door::OpenId { issuer }) })
         }
     }
+}
+
+/// Where people are who are asked for by this address. An enterprise's own GitHub has both under one name.
+fn web_of(api: &str) -> String {
+    if api == GITHUB_API { GITHUB.to_owned() } else { api.trim_end_matches("/api/v3").to_owned() }
 }
 
 fn address(text: &str) -> Result<Url, String> {
@@ -137,5 +193,17 @@ mod tests {
         assert!(refused(&format!("[{}]", GITEA.replace("https://", "ssh://"))).contains("https://host"));
         assert!(refused(&format!("[{}]", GITEA.replace("\"code\"", "\"a/b\""))).contains("a-z"));
         assert!(refused(&format!("[{GITEA}, {GITEA}]")).contains("twice"));
+        assert!(refused(&format!("[{}]", GITEA.replace("\"code\"", "\"oidc\""))).contains("another name"));
+        let half = GITEA.replace("/t\"", "/t\", \"client_id\": \"us\"");
+        assert!(refused(&format!("[{half}]")).contains("give it both"));
+    }
+
+    #[test]
+    fn people_sign_in_where_the_forge_is() {
+        let client = r#""client_id": "us", "client_secret_file": "/c", "#;
+        let all = read(&format!("[{}]", HUB.replace("\"app_id\"", &format!("{client}\"app_id\"")))).unwrap();
+        let door = &all[0].client.as_ref().unwrap().door;
+        assert!(matches!(door, Door::GitHub { web, .. } if web == "https://github.com"));
+        assert_eq!(web_of("https://git.example.org/api/v3"), "https://git.example.org");
     }
 }

@@ -1,13 +1,14 @@
 //! Gitea and Forgejo, with a token.
 
 use async_trait::async_trait;
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::HeaderMap;
 use harmonia_queue::forges::Repository;
 use harmonia_service::secret::{Secret, SecretError};
 use reqwest::{Method, RequestBuilder};
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::alike::{Project, list, may_push};
 use super::call::{ForgeError, Http, ask, send};
 use super::payload::{self, Event, Unreadable, is_outside};
 use super::words::Status;
@@ -23,16 +24,6 @@ pub struct Gitea {
     http: Http,
     token: Secret,
     webhook_secret: Secret,
-}
-
-#[derive(Deserialize)]
-struct Permission {
-    permission: String,
-}
-
-#[derive(Deserialize)]
-struct Project {
-    default_branch: String,
 }
 
 #[derive(Deserialize)]
@@ -76,6 +67,19 @@ impl Gitea {
         let request = self.http.request(method, &[&root[..], path].concat(), page);
         Ok(request.header("authorization", format!("token {}", self.token.read()?)))
     }
+
+    /// Each with its commit.
+    async fn branches(
+        &self,
+        repository: &Repository,
+        page: usize,
+    ) -> Result<Vec<(String, String)>, ForgeError> {
+        let page = [("page", page), ("limit", PAGE)];
+        let request = self.request(Method::GET, repository, &["branches"], &page)?;
+        // A repository without a commit has none, which some versions say as null.
+        let found: Vec<Branch> = ask::<Option<_>>(request).await?.unwrap_or_default();
+        Ok(found.into_iter().map(|branch| (branch.name, branch.commit.id)).collect())
+    }
 }
 
 #[async_trait]
@@ -105,12 +109,7 @@ impl Forge for Gitea {
 
     async fn may_write(&self, repository: &Repository, person: &str) -> Result<bool, ForgeError> {
         let path = ["collaborators", person, "permission"];
-        let answer = ask::<Permission>(self.request(Method::GET, repository, &path, &[])?).await;
-        match answer {
-            Ok(found) => Ok(["owner", "admin", "write"].contains(&found.permission.as_str())),
-            Err(ForgeError::Refused { status: StatusCode::NOT_FOUND, .. }) => Ok(false),
-            Err(error) => Err(error),
-        }
+        may_push(ask(self.request(Method::GET, repository, &path, &[])?).await)
     }
 
     async fn pull_request(&self, repository: &Repository, number: i32) -> Result<PullRequest, ForgeError> {
@@ -122,18 +121,7 @@ impl Forge for Gitea {
 
     async fn heads(&self, repository: &Repository) -> Result<Heads, ForgeError> {
         let Project { default_branch } = ask(self.request(Method::GET, repository, &[], &[])?).await?;
-        let (mut branches, mut whole) = (Vec::new(), false);
-        for page in 1..=PAGES {
-            let page = [("page", page), ("limit", PAGE)];
-            let request = self.request(Method::GET, repository, &["branches"], &page)?;
-            // A repository without a commit has none, which some versions say as null.
-            let found: Vec<Branch> = ask::<Option<_>>(request).await?.unwrap_or_default();
-            whole = found.len() < PAGE;
-            branches.extend(found.into_iter().map(|branch| (branch.name, branch.commit.id)));
-            if whole {
-                break;
-            }
-        }
+        let (branches, whole) = list(PAGES, PAGE, |page| self.branches(repository, page)).await?;
         Ok(Heads { default: default_branch, branches, whole })
     }
 }

@@ -3,7 +3,7 @@
 mod app;
 
 use async_trait::async_trait;
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::HeaderMap;
 use harmonia_queue::forges::Repository;
 use harmonia_service::secret::{Secret, SecretError};
 use reqwest::{Method, RequestBuilder};
@@ -11,6 +11,7 @@ use serde::Deserialize;
 
 pub use app::App;
 
+use super::alike::{Project, list, may_push};
 use super::call::{ForgeError, ask, send};
 use super::gitea::word;
 use super::payload::{self, Event, Unreadable, is_outside};
@@ -26,16 +27,6 @@ const PAGES: usize = 50;
 pub struct GitHub {
     app: App,
     webhook_secret: Secret,
-}
-
-#[derive(Deserialize)]
-struct Permission {
-    permission: String,
-}
-
-#[derive(Deserialize)]
-struct Project {
-    default_branch: String,
 }
 
 #[derive(Deserialize)]
@@ -84,6 +75,18 @@ impl GitHub {
         let root = ["repos", repository.owner.as_str(), repository.name.as_str()];
         Ok(self.app.request(method, &[&root[..], path].concat(), page).bearer_auth(token))
     }
+
+    /// Each with its commit.
+    async fn branches(
+        &self,
+        repository: &Repository,
+        page: usize,
+    ) -> Result<Vec<(String, String)>, ForgeError> {
+        let page = [("page", page), ("per_page", PAGE)];
+        let found: Vec<Branch> =
+            ask(self.request(Method::GET, repository, &["branches"], &page).await?).await?;
+        Ok(found.into_iter().map(|branch| (branch.name, branch.commit.sha)).collect())
+    }
 }
 
 #[async_trait]
@@ -114,12 +117,7 @@ impl Forge for GitHub {
 
     async fn may_write(&self, repository: &Repository, person: &str) -> Result<bool, ForgeError> {
         let path = ["collaborators", person, "permission"];
-        let answer = ask::<Permission>(self.request(Method::GET, repository, &path, &[]).await?).await;
-        match answer {
-            Ok(found) => Ok(["admin", "write"].contains(&found.permission.as_str())),
-            Err(ForgeError::Refused { status: StatusCode::NOT_FOUND, .. }) => Ok(false),
-            Err(error) => Err(error),
-        }
+        may_push(ask(self.request(Method::GET, repository, &path, &[]).await?).await)
     }
 
     async fn pull_request(&self, repository: &Repository, number: i32) -> Result<PullRequest, ForgeError> {
@@ -133,17 +131,7 @@ impl Forge for GitHub {
 
     async fn heads(&self, repository: &Repository) -> Result<Heads, ForgeError> {
         let Project { default_branch } = ask(self.request(Method::GET, repository, &[], &[]).await?).await?;
-        let (mut branches, mut whole) = (Vec::new(), false);
-        for page in 1..=PAGES {
-            let page = [("page", page), ("per_page", PAGE)];
-            let request = self.request(Method::GET, repository, &["branches"], &page).await?;
-            let found: Vec<Branch> = ask(request).await?;
-            whole = found.len() < PAGE;
-            branches.extend(found.into_iter().map(|branch| (branch.name, branch.commit.sha)));
-            if whole {
-                break;
-            }
-        }
+        let (branches, whole) = list(PAGES, PAGE, |page| self.branches(repository, page)).await?;
         Ok(Heads { default: default_branch, branches, whole })
     }
 }

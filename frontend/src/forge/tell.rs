@@ -13,8 +13,9 @@ use harmonia_service::sentence::sentence;
 use thiserror::Error;
 
 use super::call::ForgeError;
-use super::words::{First, Status, is_over, statuses};
+use super::words::{First, Status, is_over, statuses, waiting};
 use super::{Forges, Known};
+use crate::escape::escape;
 
 /// How often the outbox is looked into.
 const EVERY: Duration = Duration::from_secs(1);
@@ -97,23 +98,41 @@ async fn settle(forges: &Forges, known: &Known, report: Report) {
 
 /// Answers when to look again.
 async fn tell(forges: &Forges, known: &Known, report: &Report) -> Result<Option<Duration>, TellError> {
-    let Some(evaluation) = evaluations::get(&forges.db, report.evaluation).await? else { return Ok(None) };
-    let page = format!("{}{}", forges.pages, evaluation.id);
-    let [eval, build] = statuses(&evaluation, &first(forges, &evaluation).await?);
-    for (status, before, is_build) in [(eval, &report.told_eval, false), (build, &report.told_build, true)] {
-        let words = status.words(evaluation.id);
-        if before.as_ref() != Some(&words) {
-            say(forges, known, report, &status, &page).await?;
-            if !forges::told(&forges.db, report, is_build, &words).await? {
-                return Err(TellError::Lost);
-            }
-        }
-    }
+    let project = report.shared.then_some(report.name.as_str());
+    let Some(id) = report.evaluation else {
+        let page = format!("{}/projects/{}", forges.url, escape(&report.name));
+        tell_both(forges, known, report, waiting(project), &page).await?;
+        return Ok(None);
+    };
+    let Some(evaluation) = evaluations::get(&forges.db, id).await? else { return Ok(None) };
+    let both = statuses(project, &evaluation, &first(forges, &evaluation).await?);
+    tell_both(forges, known, report, both, &format!("{}/evals/{id}", forges.url)).await?;
     Ok(match is_over(&evaluation) {
         None => Some(DEBOUNCE),
         Some(false) => Some(FAILED),
         Some(true) => None,
     })
+}
+
+/// What the forge was not told yet, of the evaluation and of its builds.
+async fn tell_both(
+    forges: &Forges,
+    known: &Known,
+    report: &Report,
+    both: [Status; 2],
+    page: &str,
+) -> Result<(), TellError> {
+    let [eval, build] = both;
+    for (status, before, is_build) in [(eval, &report.told_eval, false), (build, &report.told_build, true)] {
+        let words = status.words(report.evaluation);
+        if before.as_ref() != Some(&words) {
+            say(forges, known, report, &status, page).await?;
+            if !forges::told(&forges.db, report, is_build, &words).await? {
+                return Err(TellError::Lost);
+            }
+        }
+    }
+    Ok(())
 }
 
 async fn say(

@@ -11,7 +11,7 @@ const LONGEST: usize = 140;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Status {
     /// Which of the two.
-    pub context: &'static str,
+    pub context: String,
     /// In one word.
     pub state: State,
     /// In a sentence.
@@ -45,8 +45,9 @@ impl State {
 
 impl Status {
     /// All that a forge is told, to see whether it was told that before.
-    pub fn words(&self, evaluation: i64) -> String {
-        format!("{evaluation} {} {}", self.state.as_str(), self.description)
+    pub fn words(&self, evaluation: Option<i64>) -> String {
+        let Self { context, state, description } = self;
+        format!("{} {context} {} {description}", evaluation.unwrap_or_default(), state.as_str())
     }
 }
 
@@ -59,15 +60,27 @@ pub struct First {
     pub failure: Option<String>,
 }
 
-/// The status of the evaluation itself, and that of its builds.
-pub fn statuses(evaluation: &Evaluation, first: &First) -> [Status; 2] {
-    let (eval, build) = (of_evaluation(evaluation, first), of_builds(evaluation, first));
-    let status = |context, (state, description): (State, String)| Status {
-        context,
+/// The status of the evaluation itself, and that of its builds. `project`: its name, where others have the same repository.
+pub fn statuses(project: Option<&str>, evaluation: &Evaluation, first: &First) -> [Status; 2] {
+    both(project, [of_evaluation(evaluation, first), of_builds(evaluation, first)])
+}
+
+/// The same of a commit that nobody has looked at yet.
+pub fn waiting(project: Option<&str>) -> [Status; 2] {
+    both(project, std::array::from_fn(|_| (State::Pending, "waits for a collaborator's /ci run".to_owned())))
+}
+
+fn both(project: Option<&str>, said: [(State, String); 2]) -> [Status; 2] {
+    let [eval, build] = said;
+    let status = |which: &str, (state, description): (State, String)| Status {
+        context: match project {
+            Some(project) => format!("harmonia-ci/{project}/{which}"),
+            None => format!("harmonia-ci/{which}"),
+        },
         state,
         description: shortened(&description),
     };
-    [status("harmonia-ci/nix-eval", eval), status("harmonia-ci/nix-build", build)]
+    [status("nix-eval", eval), status("nix-build", build)]
 }
 
 fn of_evaluation(evaluation: &Evaluation, first: &First) -> (State, String) {
@@ -175,7 +188,17 @@ mod tests {
     }
 
     fn told(evaluation: &Evaluation, first: &First) -> [(&'static str, String); 2] {
-        statuses(evaluation, first).map(|status| (status.state.as_str(), status.description))
+        statuses(None, evaluation, first).map(|status| (status.state.as_str(), status.description))
+    }
+
+    #[test]
+    fn projects_of_one_repository_have_their_own_statuses() {
+        let evaluation = evaluation(Stage::Queued, Counts::default());
+        let contexts =
+            |project| statuses(project, &evaluation, &First::default()).map(|status| status.context);
+        assert_eq!(contexts(None), ["harmonia-ci/nix-eval", "harmonia-ci/nix-build"]);
+        assert_eq!(contexts(Some("dots")), ["harmonia-ci/dots/nix-eval", "harmonia-ci/dots/nix-build"]);
+        assert_eq!(waiting(Some("dots")).map(|status| status.context), contexts(Some("dots")));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use harmonia_queue::builds::{self, Attempt, Build, Output};
 use harmonia_queue::pages::{self, NEIGHBOURS, Side, Vertex, Want};
-use harmonia_queue::people::{self, Scope};
+use harmonia_queue::people;
 use maud::{Markup, PreEscaped, html};
 use serde::Deserialize;
 
@@ -18,6 +18,7 @@ use super::parts::{badge, build_link, button, number, project_link, seconds, sin
 use super::visitor::{Looking, Visitor};
 use super::watch;
 use crate::api::known_build;
+use crate::member::Target;
 
 /// Neighbours that are listed.
 const LISTED: i64 = 40;
@@ -55,7 +56,9 @@ pub async fn show(
         root,
     };
     drop(db);
-    let content = seen.head(&visitor, &web).await;
+    let target = if seen.build.is_open() { Target::Cancel(id) } else { Target::Rebuild(id) };
+    let allowed = web.offers(&visitor, target).await;
+    let content = seen.head(&visitor, allowed, &web).await;
     let rest = if which.head {
         html! {}
     } else {
@@ -86,14 +89,14 @@ struct Seen {
 }
 
 impl Seen {
-    async fn head(&self, visitor: &Visitor, web: &Web) -> Markup {
+    async fn head(&self, visitor: &Visitor, allowed: bool, web: &Web) -> Markup {
         let build = &self.build;
         html! {
             p.crumbs { "Build " (build.id) }
             h1 { (build.name()) " " (badge(&build.state)) }
             p.path { code { (build.drv_path) } " · " (build.system)
                 @for feature in &build.features { " " span.badge.idle { (feature) } } }
-            @if visitor.may(Scope::Operate) { (actions(build, visitor)) }
+            @if allowed { (actions(build, visitor)) }
             section {
                 h2 { @if build.is_open() && build.node.is_none() { "Why it is not running" } @else { "How it is" } }
                 ul.why { @for sentence in &self.why { li { (sentence) } } }

@@ -20,6 +20,7 @@ use super::parts::{
 use super::picture;
 use super::visitor::{Looking, Visitor};
 use crate::escape::escape;
+use crate::member::Target;
 
 /// Attributes of each kind on the page, and on each further one.
 const LISTED: i64 = 50;
@@ -79,6 +80,7 @@ pub async fn show(
     let told = web.details.get(id, version, || find(web.clone(), id)).await?;
     let detail = &told.value;
     let here = format!("/evals/{id}");
+    let allowed = web.offers(&visitor, Target::Evaluation(id)).await;
     let (content, again) = match &part.state {
         Some(state) => {
             let after = part.after.as_deref().unwrap_or_default();
@@ -86,7 +88,7 @@ pub async fn show(
             let again = format!("{here}?state={}&after={}", escape(state), escape(after));
             (some(detail, state, found), again)
         }
-        None => (whole(detail, &visitor), here),
+        None => (whole(detail, &visitor, allowed), here),
     };
     let (title, rest) = (format!("Evaluation {id}"), html! {});
     let page = Page {
@@ -114,12 +116,12 @@ fn head(evaluation: &Evaluation) -> Markup {
     }
 }
 
-fn whole(detail: &Detail, visitor: &Visitor) -> Markup {
+fn whole(detail: &Detail, visitor: &Visitor, allowed: bool) -> Markup {
     let evaluation = &detail.evaluation;
     let counts = shares(&evaluation.builds);
     html! {
         (head(evaluation))
-        @if visitor.may(Scope::Operate) { (actions(evaluation, visitor)) }
+        @if allowed { (actions(evaluation, visitor)) }
         @if let Some(error) = &evaluation.error { section { h2 { "Why it ended" } pre.words { (error) } } }
         section {
             h2 { "Builds" }
@@ -158,6 +160,10 @@ fn actions(evaluation: &Evaluation, visitor: &Visitor) -> Markup {
             @if !evaluation.status().is_final() { (button(visitor, &place("cancel"), "Cancel", "Cancel this evaluation", "danger")) }
             @if evaluation.builds.failed > 0 { (button(visitor, &place("rebuild-failed"), "Rebuild what failed", "Rebuild what failed", "plain")) }
             (button(visitor, &place("re-evaluate"), "Evaluate again", "Evaluate again", "plain"))
+            @if visitor.may(Scope::Operate) {
+                @if evaluation.pinned { (button(visitor, &place("unpin"), "Unpin", "Let it go when its time is over", "plain")) }
+                @else { (button(visitor, &place("pin"), "Pin", "Keep it and all it built for good", "plain")) }
+            }
         }
     }
 }

@@ -1,45 +1,34 @@
-//! Sign-in by somebody else's word: OpenID Connect, authorization code with PKCE. What a provider signs is checked with the
-//! keys that it publishes; only RS256 and ES256 are known.
+//! OpenID Connect. What a provider signs is checked with the keys that it publishes; only RS256 and ES256 are known.
 
 use std::time::{Duration, Instant};
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use harmonia_queue::people::Scope;
 use harmonia_service::problem::Problem;
-use harmonia_service::secret::Secret;
 use harmonia_service::settings::{Settings, SettingsError};
-use reqwest::redirect::Policy;
-use reqwest::{Client, RequestBuilder};
-use ring::digest::{SHA256, digest};
+use reqwest::Client;
 use ring::signature::{
     ECDSA_P256_SHA256_FIXED, RSA_PKCS1_2048_8192_SHA256, RsaPublicKeyComponents, UnparsedPublicKey,
 };
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::Value;
 use tokio::sync::Mutex;
 
-use super::session::{now, random};
+use super::provider::{Attempt, Home, People, Somebody, Us, ask, away, client, fields, form, refused};
+use super::session::now;
 use crate::escape::escape;
 
-/// A provider that does not answer by then is away.
-const PATIENCE: Duration = Duration::from_secs(10);
 /// So long a provider's addresses are kept. Its keys are asked for each time: few people sign in at once.
 const KEPT: Duration = Duration::from_secs(3600);
 /// Clocks may differ by this many seconds.
 const SKEW: u64 = 60;
-/// The longest answer.
-const LONGEST: usize = 256 << 10;
 
 /// A provider, and what we are to it.
 pub struct Oidc {
     issuer: String,
-    client_id: String,
-    client_secret: Option<Secret>,
-    back: String,
-    admins: Vec<String>,
-    operators: Vec<String>,
+    us: Us,
+    /// It is a forge.
+    home: Option<Home>,
     client: Client,
     known: Mutex<Option<(Instant, Provider)>>,
 }
@@ -51,32 +40,6 @@ struct Provider {
     authorization_endpoint: String,
     token_endpoint: String,
     jwks_uri: String,
-}
-
-/// A sign-in that was begun.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct Attempt {
-    state: String,
-    nonce: String,
-    verifier: String,
-    /// Where to go afterwards.
-    pub to: String,
-}
-
-impl Attempt {
-    /// Another one.
-    pub fn new(to: &str) -> Self {
-        Self { state: random(), nonce: random(), verifier: random() + &random(), to: to.to_owned() }
-    }
-
-    /// Whether an answer belongs to it.
-    pub fn is(&self, state: &str) -> bool {
-        self.state == state
-    }
-
-    fn challenge(&self) -> String {
-        URL_SAFE_NO_PAD.encode(digest(&SHA256, self.verifier.as_bytes()))
-    }
 }
 
 #[derive(Deserialize)]
@@ -123,31 +86,25 @@ struct Claims {
 
 impl Oidc {
     /// As set; none if it is not.
-    pub fn new(settings: &Settings, url: &str) -> Result<Option<Self>, SettingsError> {
+    pub fn new(settings: &Settings, back: &str, people: &People) -> Result<Option<Self>, SettingsError> {
         let Some(issuer) = settings.get("oidc_issuer") else { return Ok(None) };
-        let client_id = settings.require("oidc_client_id")?.to_owned();
-        let list = |text: Option<&str>| -> Vec<String> {
-            let words = text.unwrap_or_default().split(',').map(str::trim);
-            words.filter(|word| !word.is_empty()).map(str::to_owned).collect()
+        let us = Us {
+            id: settings.require("oidc_client_id")?.to_owned(),
+            secret: settings.secret("oidc_client_secret")?,
+            back: back.to_owned(),
+            people: people.clone(),
         };
-        // An error says that another provider of cryptography is installed already: that one serves as well.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let client = Client::builder().timeout(PATIENCE).redirect(Policy::none()).build();
-        let client = client.map_err(|error| SettingsError::Invalid {
-            key: "oidc_issuer",
-            value: issuer.to_owned(),
-            why: format!("cannot be asked: {error}"),
-        })?;
-        Ok(Some(Self {
-            issuer: issuer.trim_end_matches('/').to_owned(),
-            client_id,
-            client_secret: settings.secret("oidc_client_secret")?,
-            back: format!("{url}/sign-in/oidc/back"),
-            admins: list(settings.get("admins")),
-            operators: list(settings.get("operators")),
-            client,
-            known: Mutex::default(),
-        }))
+        Ok(Some(Self::of(issuer, us, None)))
+    }
+
+    /// A forge that says who its people are.
+    pub fn at_home(issuer: &str, us: Us, home: Home) -> Self {
+        Self::of(issuer, us, Some(home))
+    }
+
+    fn of(issuer: &str, us: Us, home: Option<Home>) -> Self {
+        let issuer = issuer.trim_end_matches('/').to_owned();
+        Self { issuer, us, home, client: client(), known: Mutex::default() }
     }
 
     /// What people call it.
@@ -161,8 +118,8 @@ impl Oidc {
         let join = if begin.contains('?') { '&' } else { '?' };
         let fields = fields(&[
             ("response_type", "code"),
-            ("client_id", &self.client_id),
-            ("redirect_uri", &self.back),
+            ("client_id", &self.us.id),
+            ("redirect_uri", &self.us.back),
             ("scope", "openid email profile"),
             ("state", &attempt.state),
             ("nonce", &attempt.nonce),
@@ -172,34 +129,38 @@ impl Oidc {
         Ok(format!("{begin}{join}{fields}"))
     }
 
-    /// Who came back with this code, and what they may do.
-    pub async fn redeem(&self, attempt: &Attempt, code: &str) -> Result<(String, Scope), Problem> {
+    /// Who came back with this code.
+    pub async fn redeem(&self, attempt: &Attempt, code: &str) -> Result<Somebody, Problem> {
         let provider = self.provider().await?;
-        let mut form = vec![
+        let mut sent = vec![
             ("grant_type", "authorization_code"),
             ("code", code),
-            ("redirect_uri", &self.back),
+            ("redirect_uri", &self.us.back),
             ("code_verifier", &attempt.verifier),
         ];
         let request = self.client.post(&provider.token_endpoint);
-        let request = match &self.client_secret {
+        let request = match &self.us.secret {
             Some(secret) => {
                 let secret = secret.read().map_err(|error| away(&error))?;
-                request.basic_auth(escape(&self.client_id), Some(escape(&secret)))
+                request.basic_auth(escape(&self.us.id), Some(escape(&secret)))
             }
             None => {
-                form.push(("client_id", &self.client_id));
+                sent.push(("client_id", &self.us.id));
                 request
             }
         };
-        let request = request.header("content-type", "application/x-www-form-urlencoded").body(fields(&form));
-        let tokens: Tokens = ask(request).await?;
+        let tokens: Tokens = ask(form(request, &sent)).await?;
         let keys: Keys = ask(self.client.get(&provider.jwks_uri)).await?;
         let claims =
             verified(&tokens.id_token, &keys.keys).ok_or_else(|| refused("is not signed by its keys"))?;
-        check(&claims, &provider.issuer, &self.client_id, &attempt.nonce, now()).map_err(refused)?;
-        let scope = scope(&claims, &self.admins, &self.operators);
-        Ok((claims.email.or(claims.preferred_username).unwrap_or(claims.sub), scope))
+        check(&claims, &provider.issuer, &self.us.id, &attempt.nonce, now()).map_err(refused)?;
+        match &self.home {
+            Some(home) => {
+                let login = claims.preferred_username.filter(|login| !login.is_empty());
+                Ok(home.somebody(login.ok_or_else(|| refused("names nobody"))?, &self.us.people))
+            }
+            None => Ok(somebody(claims, &self.us.people)),
+        }
     }
 
     async fn provider(&self) -> Result<Provider, Problem> {
@@ -217,36 +178,6 @@ impl Oidc {
         *known = Some((Instant::now(), provider.clone()));
         Ok(provider)
     }
-}
-
-fn fields(fields: &[(&str, &str)]) -> String {
-    let pairs: Vec<String> = fields.iter().map(|(name, value)| format!("{name}={}", escape(value))).collect();
-    pairs.join("&")
-}
-
-async fn ask<T: DeserializeOwned>(request: RequestBuilder) -> Result<T, Problem> {
-    let response = request.header("accept", "application/json").send().await.map_err(|error| away(&error))?;
-    let response = response.error_for_status().map_err(|error| away(&error))?;
-    if response.content_length().is_some_and(|length| length > LONGEST as u64) {
-        return Err(refused("says too much"));
-    }
-    let bytes = response.bytes().await.map_err(|error| away(&error))?;
-    serde_json::from_slice(&bytes).map_err(|error| away(&error))
-}
-
-fn away(error: &dyn std::error::Error) -> Problem {
-    tracing::warn!(
-        error = harmonia_service::sentence::sentence(error),
-        "the provider of sign-in does not answer"
-    );
-    Problem::unavailable(
-        "the provider of sign-in does not answer as it should; the log of the frontend says why",
-    )
-}
-
-fn refused(why: &str) -> Problem {
-    tracing::warn!(why, "the word of the provider of sign-in was refused");
-    Problem::unauthorized(format!("what the provider of sign-in says {why}"))
 }
 
 /// What a token says, if one of these keys signed it.
@@ -296,22 +227,18 @@ fn check(claims: &Claims, issuer: &str, client: &str, nonce: &str, now: u64) -> 
     }
 }
 
-/// By the subject, or by an address that the provider has checked.
-fn scope(claims: &Claims, admins: &[String], operators: &[String]) -> Scope {
-    let email = claims.email.as_ref().filter(|_| claims.email_verified);
-    let is_in = |list: &[String]| list.iter().any(|name| *name == claims.sub || Some(name) == email);
-    if is_in(admins) {
-        Scope::Admin
-    } else if is_in(operators) {
-        Scope::Operate
-    } else {
-        Scope::Read
-    }
+/// Known by the subject, or by an address that the provider has checked.
+fn somebody(claims: Claims, people: &People) -> Somebody {
+    let Claims { sub, email, email_verified, preferred_username, .. } = claims;
+    let checked = email.as_deref().filter(|_| email_verified);
+    let scope = people.scope(&[&[sub.as_str()], checked.as_slice()].concat());
+    Somebody { name: email.or(preferred_username).unwrap_or(sub), scope, member: None }
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use harmonia_queue::people::Scope;
     use ring::rand::SystemRandom;
     use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair};
     use serde_json::json;
@@ -390,21 +317,13 @@ mod tests {
 
     #[test]
     fn an_address_that_nobody_checked_makes_no_admin() {
-        let (admins, operators) = (vec!["ada@x".to_owned()], vec!["7".to_owned()]);
+        let people = People { admins: vec!["ada@x".to_owned()], operators: vec!["7".to_owned()] };
         let mut claims: Claims = serde_json::from_value(claims()).unwrap();
-        assert_eq!(scope(&claims, &admins, &operators), Scope::Admin);
+        let scope = |claims: &Claims| somebody(claims.clone(), &people).scope;
+        assert_eq!(scope(&claims), Scope::Admin);
         claims.email_verified = false;
-        assert_eq!(scope(&claims, &admins, &operators), Scope::Operate);
+        assert_eq!(scope(&claims), Scope::Operate);
         claims.sub = "8".to_owned();
-        assert_eq!(scope(&claims, &admins, &operators), Scope::Read);
-    }
-
-    #[test]
-    fn the_challenge_follows_from_the_verifier() {
-        let attempt = Attempt {
-            verifier: "dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk".to_owned(),
-            ..Attempt::new("/")
-        };
-        assert_eq!(attempt.challenge(), "E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-cM");
+        assert_eq!(scope(&claims), Scope::Read);
     }
 }

@@ -115,6 +115,7 @@ pub fn source(evaluation: &Evaluation) -> Markup {
         span.source title=(evaluation.source) { (evaluation.source) }
         @if let Some(commit) = &evaluation.commit { " " code.hash { (commit.get(..12).unwrap_or(commit)) } }
         @if evaluation.untrusted { " " span.badge.warn { "from outside" } }
+        @if evaluation.pinned { " " span.badge.idle title="It is kept for good" { "pinned" } }
     }
 }
 

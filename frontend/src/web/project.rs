@@ -41,6 +41,7 @@ pub async fn show(
     let found = projects::get(&db, &name).await?;
     let project = found.ok_or_else(|| Problem::not_found(format!("there is no project {name}")))?;
     let branches = pages::branches(&db, &name).await?;
+    let pinned = pages::pinned(&db, &name, LISTED).await?;
     let filter = Filter { project: Some(&name), branch: part.branch.as_deref(), before };
     let ids =
         page::cut(evaluations::numbers(&db, &filter, LISTED + 1).await?, LISTED, i64::to_string, |id| id);
@@ -48,6 +49,7 @@ pub async fn show(
     let heads: Vec<i64> = branches.iter().map(|(_, latest)| *latest).collect();
     let heads = web.evaluations(&heads, version).await?;
     let list = web.evaluations(&ids.items, version).await?;
+    let pinned = web.evaluations(&pinned, version).await?;
     let here = project_address(&name);
     let branch =
         part.branch.as_deref().map(|branch| format!("branch={}&", escape(branch))).unwrap_or_default();
@@ -76,6 +78,13 @@ pub async fn show(
                         " " (badge(evaluation.status().as_str())) " " a href=(format!("/evals/{}", evaluation.id)) { "evaluation " (evaluation.id) }
                     }
                 }
+            }
+        }
+        @if !pinned.is_empty() {
+            section {
+                h2 { "Pinned" }
+                (rows(&pinned, false))
+                p.legend { "These, and all they built, are kept for good." }
             }
         }
         section {

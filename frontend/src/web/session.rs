@@ -12,6 +12,8 @@ use ring::hmac;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
 
+use crate::forge::Member;
+
 /// Whoever signed in longer ago does so again.
 pub const LIFETIME: Duration = Duration::from_secs(86_400);
 /// Another key in the database counts after this.
@@ -29,6 +31,9 @@ pub struct Session {
     pub token: Option<i32>,
     /// What they may do, at most.
     pub scope: String,
+    /// Who they are at a forge, which says what they may do in its projects.
+    #[serde(default)]
+    pub member: Option<Member>,
     /// Seconds since 1970.
     until: u64,
     /// No other session has it: forms are bound to it.
@@ -39,7 +44,12 @@ impl Session {
     /// From now on.
     pub fn new(name: &str, token: Option<i32>, scope: Scope) -> Self {
         let (name, scope) = (name.to_owned(), scope.as_str().to_owned());
-        Self { name, token, scope, until: now() + LIFETIME.as_secs(), nonce: random() }
+        Self { name, token, scope, member: None, until: now() + LIFETIME.as_secs(), nonce: random() }
+    }
+
+    /// That of somebody of a forge, if they are one.
+    pub fn of(self, member: Option<Member>) -> Self {
+        Self { member, ..self }
     }
 
     /// Whether that was too long ago.

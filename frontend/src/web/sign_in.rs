@@ -1,4 +1,4 @@
-//! `/sign-in` and `/sign-out`: by a token, by a link that works once, or by somebody else's word (OpenID Connect).
+//! `/sign-in` and `/sign-out`: by a token, by a link that works once, or by somebody else's word.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,9 +12,9 @@ use maud::html;
 use serde::Deserialize;
 
 use super::Web;
-use super::ask::Asked;
+use super::ask::{Asked, Named};
 use super::frame::{Page, Trouble};
-use super::oidc::{Attempt, Oidc};
+use super::provider::{Attempt, Provider, Somebody};
 use super::session::{LIFETIME, Session, cookie, cookie_name, find_cookie};
 use super::visitor::{LOOK, Ordered, Sent, Visitor};
 use crate::escape::escape;
@@ -44,8 +44,11 @@ impl Web {
         Ok((AppendHeaders(cookies), Redirect::to(local(to))).into_response())
     }
 
-    fn provider(&self) -> Result<&Oidc, Problem> {
-        self.oidc.as_ref().ok_or_else(|| Problem::not_found("no provider is set: sign in with a token"))
+    fn provider(&self, name: &str) -> Result<&Provider, Problem> {
+        let found = self.providers.iter().find(|(known, _)| known == name);
+        let nobody =
+            || Problem::not_found(format!("nobody called {name} says who people are: sign in with a token"));
+        found.map(|(_, provider)| provider).ok_or_else(nobody)
     }
 }
 
@@ -80,8 +83,8 @@ pub async fn ask(
                 button type="submit" { "Sign in on this machine" }
             }
         } @else {
-            @if let Some(oidc) = &web.oidc {
-                p { a.button href=(format!("/sign-in/oidc?to={}", escape(to))) { "Sign in with " (oidc.name()) } }
+            @for (name, provider) in &web.providers {
+                p { a.button href=(format!("/sign-in/{name}?to={}", escape(to))) { "Sign in with " (provider.name()) } }
             }
             form.sign method="post" action="/sign-in" {
                 input type="hidden" name="to" value=(to);
@@ -123,14 +126,14 @@ pub async fn by_invitation(State(web): State<Arc<Web>>, sent: Sent) -> Result<Re
 /// To the provider.
 pub async fn to_provider(
     State(web): State<Arc<Web>>,
+    Named(name): Named,
     Asked(asking): Asked<Asking>,
 ) -> Result<Response, Trouble> {
-    let oidc = web.provider()?;
-    let attempt = Attempt::new(local(&asking.to));
-    let address = oidc.address(&attempt).await?;
+    let attempt = Attempt::new(&name, local(&asking.to));
+    let address = web.provider(&name)?.address(&attempt).await?;
     let text =
         serde_json::to_string(&attempt).map_err(|_| Problem::bad_request("this address cannot be kept"))?;
-    let sealed = web.keys.seal().await?.close("oidc", &text);
+    let sealed = web.keys.seal().await?.close("attempt", &text);
     let kept = cookie(PENDING, &sealed, web.is_secure(), PATIENCE);
     Ok(([(header::SET_COOKIE, kept)], Redirect::to(&address)).into_response())
 }
@@ -148,27 +151,28 @@ pub struct Answer {
 pub async fn from_provider(
     State(web): State<Arc<Web>>,
     headers: HeaderMap,
+    Named(name): Named,
     Asked(answer): Asked<Answer>,
 ) -> Result<Response, Trouble> {
-    let oidc = web.provider()?;
+    let provider = web.provider(&name)?;
     let refused = |sentence: String| Trouble::from(Problem::new(StatusCode::FORBIDDEN, sentence));
     if let Some(error) = answer.error {
         let words = answer.error_description.unwrap_or_default();
-        return Err(refused(format!("{} did not let you in: {error} {words}", oidc.name())));
+        return Err(refused(format!("{} did not let you in: {error} {words}", provider.name())));
     }
     let seal = web.keys.seal().await?;
-    let kept = find_cookie(&headers, PENDING).and_then(|sealed| seal.open("oidc", sealed));
+    let kept = find_cookie(&headers, PENDING).and_then(|sealed| seal.open("attempt", sealed));
     let attempt = kept.and_then(|text| serde_json::from_str::<Attempt>(&text).ok());
     let (Some(attempt), Some(code), Some(state)) = (attempt, answer.code, answer.state) else {
         return Err(refused(
             "this sign-in was not begun in this browser, or too long ago: begin again".to_owned(),
         ));
     };
-    if !attempt.is(&state) {
+    if !attempt.is(&name, &state) {
         return Err(refused("this answer belongs to another sign-in: begin again".to_owned()));
     }
-    let (name, scope) = oidc.redeem(&attempt, &code).await?;
-    web.let_in(&Session::new(&name, None, scope), &attempt.to).await
+    let Somebody { name, scope, member } = provider.redeem(&attempt, &code).await?;
+    web.let_in(&Session::new(&name, None, scope).of(member), &attempt.to).await
 }
 
 /// Nobody any more.

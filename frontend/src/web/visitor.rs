@@ -13,6 +13,7 @@ use harmonia_service::problem::Problem;
 use super::Web;
 use super::frame::Trouble;
 use super::session::{Seal, Session, cookie_name, find_cookie, now};
+use crate::forge::Member;
 
 /// Somebody, as far as they are known.
 pub struct Visitor {
@@ -49,6 +50,11 @@ impl Visitor {
     /// Whether they may do what takes this.
     pub fn may(&self, needed: Scope) -> bool {
         self.scope.is_some_and(|held| held >= needed)
+    }
+
+    /// Who they are at a forge.
+    pub fn member(&self) -> Option<&Member> {
+        self.session.as_ref().and_then(|(session, _)| session.member.as_ref())
     }
 
     /// What a form of theirs carries.

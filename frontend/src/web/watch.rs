@@ -1,5 +1,5 @@
-//! `/builds/{id}/log/live`: the lines of a log as they are written, as HTML. However many watch a build, the database is asked
-//! once a second for it, and each line is painted once.
+//! `/builds/{id}/log/live`: the lines of a log as they are written, as HTML. However many watch however many builds, the database
+//! is asked for all of them at once, and each line is painted once.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,7 +9,7 @@ use axum::extract::State;
 use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
 use futures::{Stream, StreamExt, stream};
-use harmonia_queue::builds::{self, Attempt, Build, Piece};
+use harmonia_queue::builds::{self, Build, News, Piece, Place};
 use harmonia_service::problem::Problem;
 use maud::html;
 use tokio::sync::broadcast::error::RecvError;
@@ -23,8 +23,9 @@ use super::log::line;
 use super::visitor::Looking;
 use crate::api::known_build;
 
-/// How often the database is asked.
-const LOOK: Duration = Duration::from_secs(1);
+/// How often the database is asked. A builder sends what was printed every two seconds, and half a second more is what a reader
+/// should wait at most.
+const LOOK: Duration = Duration::from_millis(400);
 /// Lines that are kept for whoever comes later.
 const KEPT: usize = 2000;
 /// Messages that may wait for a slow reader, who is then sent everything once more.
@@ -125,6 +126,29 @@ impl Watch {
         let seen = self.lock();
         (whole(&seen), self.told.subscribe())
     }
+
+    /// Up to where its readers are.
+    fn place(&self, build: i64) -> Place {
+        let seen = self.lock();
+        Place { build, attempt: seen.attempt, offset: i64::try_from(seen.offset).unwrap_or(i64::MAX) }
+    }
+
+    /// Tells its readers what is new. True: nothing more will come.
+    fn tell(&self, news: &News) -> bool {
+        let Some(attempt) = news.attempt else { return !news.open };
+        let mut seen = self.lock();
+        let another = seen.attempt != Some(attempt);
+        if another {
+            *seen = Seen::begin(attempt);
+        }
+        let lines = seen.take(&news.pieces, false);
+        if another {
+            let _ = self.told.send(Told::Whole);
+        } else if !lines.is_empty() {
+            let _ = self.told.send(Told::Lines(lines.into()));
+        }
+        false
+    }
 }
 
 /// What has no data is no event: even a log without lines begins with something.
@@ -150,10 +174,9 @@ pub async fn follow(
 ) -> Result<Response, Trouble> {
     let permit = web.streams.enter()?;
     known_build(&*web.db().await, id).await?;
-    let (watch, fresh) = web.watches.watch(id);
-    let (begin, live) = watch.join();
-    if fresh {
-        tokio::spawn(keep(web.clone(), id, watch.clone()));
+    let Joined { watch, begin, live, alone } = web.watches.join(id);
+    if alone {
+        tokio::spawn(keep(web.clone()));
     }
     let events = stream::once(async { begin }).chain(coming(watch, live));
     Ok(web.streams.answer(permit, events.boxed()).into_response())
@@ -176,26 +199,41 @@ fn coming(watch: Arc<Watch>, live: Receiver<Told>) -> impl Stream<Item = Event> 
     })
 }
 
+/// Somebody watches a build.
+struct Joined {
+    watch: Arc<Watch>,
+    begin: Event,
+    live: Receiver<Told>,
+    /// Nobody else watches anything: nobody asks yet.
+    alone: bool,
+}
+
 impl Watches {
-    /// The one that watches a build; true: it is new, and nobody keeps it yet.
-    fn watch(&self, build: i64) -> (Arc<Watch>, bool) {
+    /// Under one lock, so that whoever comes as others leave is not overlooked.
+    fn join(&self, build: i64) -> Joined {
         let mut watches = self.lock();
-        if let Some(watch) = watches.get(&build) {
-            return (watch.clone(), false);
-        }
-        let watch = Arc::new(Watch { seen: Mutex::default(), told: Sender::new(AHEAD) });
-        watches.insert(build, watch.clone());
-        (watch, true)
+        let alone = watches.is_empty();
+        let fresh = || Arc::new(Watch { seen: Mutex::default(), told: Sender::new(AHEAD) });
+        let watch = watches.entry(build).or_insert_with(fresh).clone();
+        let (begin, live) = watch.join();
+        Joined { watch, begin, live, alone }
     }
 
-    /// Whether it has ended, or nobody watches any more; then it is gone.
-    fn leave(&self, build: i64, watch: &Watch, ended: bool) -> bool {
+    fn all(&self) -> Vec<(i64, Arc<Watch>)> {
+        self.lock().iter().map(|(build, watch)| (*build, watch.clone())).collect()
+    }
+
+    /// Its readers hear that nothing more comes.
+    fn end(&self, build: i64, watch: &Watch) {
+        self.lock().remove(&build);
+        let _ = watch.told.send(Told::End);
+    }
+
+    /// Forgets what nobody watches any more. True: nothing is left.
+    fn tidy(&self) -> bool {
         let mut watches = self.lock();
-        let over = ended || watch.told.receiver_count() == 0;
-        if over {
-            watches.remove(&build);
-        }
-        over
+        watches.retain(|_, watch| watch.told.receiver_count() > 0);
+        watches.is_empty()
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<i64, Arc<Watch>>> {
@@ -203,43 +241,25 @@ impl Watches {
     }
 }
 
-/// Asks for a log until the build has ended, or nobody watches.
-async fn keep(web: Arc<Web>, build: i64, watch: Arc<Watch>) {
-    loop {
+/// Asks for all logs that are watched, for as long as any is.
+async fn keep(web: Arc<Web>) {
+    while !web.watches.tidy() {
         // A database that is away comes back; until then nothing is told.
-        let ended = step(&web, build, &watch).await.unwrap_or(false);
-        if web.watches.leave(build, &watch, ended) {
-            // Whoever joined in between hears it too: it was subscribed before this is sent, or finds another watch.
-            let _ = watch.told.send(Told::End);
-            return;
-        }
+        let _ = look(&web).await;
         tokio::time::sleep(LOOK).await;
     }
 }
 
-/// One look. True: nothing more will come.
-async fn step(web: &Web, build: i64, watch: &Watch) -> Result<bool, Problem> {
-    let db = web.db().await;
-    let Some(found) = builds::get(&db, build).await? else { return Ok(true) };
-    let attempts: Vec<Attempt> =
-        if found.attempt.is_none() { Vec::new() } else { builds::attempts(&db, build).await? };
-    let running = attempts.iter().find(|attempt| attempt.outcome.is_none()).map(|attempt| attempt.id);
-    let Some(attempt) = running else { return Ok(!found.is_open()) };
-    let offset = {
-        let mut seen = watch.lock();
-        if seen.attempt != Some(attempt) {
-            *seen = Seen::begin(attempt);
-            let _ = watch.told.send(Told::Whole);
+async fn look(web: &Web) -> Result<(), Problem> {
+    let watched = web.watches.all();
+    let places: Vec<Place> = watched.iter().map(|(build, watch)| watch.place(*build)).collect();
+    let news = builds::news(&*web.db().await, &places).await?;
+    for (build, watch) in watched {
+        if news.get(&build).is_none_or(|news| watch.tell(news)) {
+            web.watches.end(build, &watch);
         }
-        i64::try_from(seen.offset).unwrap_or(i64::MAX)
-    };
-    let pieces = builds::tail(&db, build, attempt, offset).await?;
-    let mut seen = watch.lock();
-    let html = seen.take(&pieces, false);
-    if !html.is_empty() {
-        let _ = watch.told.send(Told::Lines(html.into()));
     }
-    Ok(false)
+    Ok(())
 }
 
 #[cfg(test)]

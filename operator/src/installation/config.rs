@@ -141,22 +141,28 @@ pub struct Forge {
     /// The number of the GitHub App.
     #[serde(default)]
     pub app_id: Option<u64>,
-    /// A Secret with `webhook-secret`, and with the App's `private-key` or a `token`. Only frontends see it.
+    /// What it calls this farm when people sign in with it. None: they do not.
+    #[serde(default)]
+    pub client_id: Option<String>,
+    /// A Secret with `webhook-secret`, with the App's `private-key` or a `token`, and with `client-secret` if there is a
+    /// `client_id`. Only frontends see it.
     pub secret: String,
 }
 
-/// How people sign in to the pages by OpenID Connect.
+/// How people sign in to the pages by OpenID Connect, and who may do more than look.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Oidc {
-    /// The provider's address.
-    pub issuer: String,
+    /// The provider's address. None: people sign in with forges only.
+    #[serde(default)]
+    pub issuer: Option<String>,
     /// What this farm is called there.
-    pub client_id: String,
+    #[serde(default)]
+    pub client_id: Option<String>,
     /// A Secret with `client-secret`. None: the provider gave none.
     #[serde(default)]
     pub secret: Option<String>,
-    /// Subjects or addresses of those who may do everything,
+    /// Subjects or addresses, of a forge FORGE:LOGIN, of those who may do everything,
     #[serde(default)]
     pub admins: Vec<String>,
     /// and of those who may start and stop builds.
@@ -283,7 +289,7 @@ database:
   admin: {secret: harmonia-ci-postgres, key: url}
 s3: {endpoint: 'http://harmonia-ci-s3:9000', publicEndpoint: null, bucket: harmonia-ci, region: us-east-1, virtualHost: false, secret: harmonia-ci-s3}
 signing: {secret: harmonia-ci-signing}
-forges: [{name: github, type: github, appId: 1234567, secret: app}, {name: code, type: gitea, url: 'https://code.example.org', secret: code-bot}]
+forges: [{name: github, type: github, appId: 1234567, clientId: farm, secret: app}, {name: code, type: gitea, url: 'https://code.example.org', secret: code-bot}]
 oidc: {issuer: 'https://id.example.org', clientId: farm, secret: sign-in, admins: [ada@example.org, bob@example.org]}
 frontend: {replicas: 2, resources: {}, url: 'http://harmonia-ci-frontend.ci.svc', publicUrl: 'https://ci.example.org', anonymousRead: false, nodeSelector: {}, tolerations: []}
 signer: {replicas: 2, resources: {requests: {cpu: 100m}}, nodeSelector: {disk: fast}, tolerations: [{key: ci, operator: Exists}], sweepEvery: 12h, sweepGrace: 2d}

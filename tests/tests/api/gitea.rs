@@ -43,7 +43,7 @@ impl Town {
         gitea.repository(&format!("{}/webhook/code", desk.url), SECRET).await;
         let (owner, repo) = ("acme".to_owned(), "dots".to_owned());
         let forge = Forge::Gitea { instance: gitea.url.clone(), owner, repo };
-        adopt(&desk.farm, forge, PullRequests::Collaborators).await;
+        adopt(&desk.farm, "main", forge, PullRequests::Collaborators).await;
         let copy = tempfile::tempdir().unwrap();
         git(copy.path(), &["init", "--quiet", "--initial-branch=main"]);
         Some(Town { gitea, desk, copy, _secrets: secrets })
@@ -91,7 +91,7 @@ fn git(directory: &Path, arguments: &[&str]) -> String {
 }
 
 async fn complete(farm: &Farm, evaluation: i64) {
-    evaluations::claim(&farm.evaluator, "one").await.unwrap().unwrap();
+    while evaluations::claim(&farm.evaluator, "one").await.unwrap().is_some() {}
     farm.value::<Option<String>>(
         "SELECT nullif(ci.complete_evaluation($1, '{}', '{}', '{}', '{}', '{}')::text, '')",
         evaluation,
@@ -119,4 +119,33 @@ async fn a_push_is_evaluated_and_its_end_is_seen_in_gitea_though_a_frontend_dies
         2,
         "each state once, and once more if it died before it wrote that down: {told:?}"
     );
+}
+
+#[tokio::test]
+async fn a_pull_request_of_a_fork_waits_is_allowed_and_evaluated_in_its_tier() {
+    let Some(town) = Town::new().await else { return };
+    town.gitea.person("eve").await;
+    town.push("acme", "acme/dots", "main");
+    town.gitea.ask("eve", Method::POST, "repos/acme/dots/forks", json!({})).await;
+    let commit = town.push("eve", "eve/dots", "topic");
+    let proposal = json!({"head": "eve:topic", "base": "main", "title": "a change"});
+    let number = town.gitea.propose("eve", &proposal).await;
+    eventually("it waits", || async {
+        town.statuses(&commit).await.iter().any(|told| told[2].contains("waits for a collaborator"))
+    })
+    .await;
+    assert!(town.evaluation_of(&commit).await.is_none());
+    // An evaluator finds it in the repository that it is for.
+    let url = town.gitea.clone_url("acme", "acme/dots");
+    let fetched = git(town.copy.path(), &["ls-remote", &url, &format!("refs/pull/{number}/head")]);
+    assert!(fetched.starts_with(&commit), "{fetched}");
+
+    let comment = json!({"body": "/ci run"});
+    let comments = format!("repos/acme/dots/issues/{number}/comments");
+    town.gitea.ask("acme", Method::POST, &comments, comment).await;
+    let evaluation = town.evaluated(&commit).await;
+    let branch = format!("refs/pull/{number}/head");
+    assert_eq!((evaluation.branch.as_deref(), evaluation.untrusted), (Some(branch.as_str()), true));
+    complete(&town.desk.farm, evaluation.id).await;
+    eventually("its end is told", || town.is_told(&commit, "nix-build", "success")).await;
 }

@@ -209,3 +209,22 @@ async fn an_admin_makes_projects_and_tokens() {
     let refused = reader.press("/admin", "/admin/projects", &[("name", "dots"), ("shares", "many")]).await;
     assert_eq!(refused.status(), 400);
 }
+
+#[tokio::test]
+async fn an_evaluation_is_pinned_and_let_go_by_whoever_operates() {
+    let desk = Desk::new().await;
+    let id = desk.farm.queue("main", &[("a", &[])]).await.id;
+    let (operator, reader) =
+        (Reader::signed_in(&desk, &desk.operate).await, Reader::signed_in(&desk, &desk.read).await);
+    let page = format!("/evals/{id}");
+    assert!(!reader.page("/projects/main").await.contains("Pinned"));
+    assert_eq!(reader.press("/queue", &format!("{page}/pin"), &[]).await.status(), 403);
+    let answer = operator.press(&page, &format!("{page}/pin"), &[]).await;
+    assert_eq!(answer.headers()["location"].to_str().unwrap(), page);
+    let seen = operator.page(&page).await;
+    assert!(seen.contains(">pinned<") && seen.contains("/unpin"), "{seen}");
+    assert!(!reader.page(&page).await.contains("/unpin"));
+    assert!(reader.page("/projects/main").await.contains("Pinned"));
+    operator.press(&page, &format!("{page}/unpin"), &[]).await;
+    assert!(!operator.page(&page).await.contains(">pinned<"));
+}

@@ -71,6 +71,8 @@ pub struct Memory {
     pub refusals: Vec<Refusal>,
     pub requests: usize,
     pub tokens: usize,
+    /// Whoever signs in with the code `good`.
+    pub person: String,
     pub plan: Option<Plan>,
 }
 
@@ -108,11 +110,12 @@ impl Recorder {
         .to_string()
     }
 
-    /// The same with it as GitHub.
+    /// The same with it as GitHub, with which people sign in too.
     pub fn github(&self) -> String {
         let key = concat!(env!("CARGO_MANIFEST_DIR"), "/data/github-app-key.pem");
+        let file = |name: &str| self.file(name).display().to_string();
         json!([{"name": NAME, "type": "github", "url": self.url, "app_id": 7, "private_key_file": key,
-                "webhook_secret_file": self.file("webhook").display().to_string()}])
+                "webhook_secret_file": file("webhook"), "client_id": "us", "client_secret_file": file("token")}])
         .to_string()
     }
 
@@ -124,14 +127,15 @@ impl Recorder {
     pub async fn adopt(&self, farm: &Farm, pull_requests: PullRequests) {
         let (owner, repo) = ("acme".to_owned(), "dots".to_owned());
         let forge = Forge::Gitea { instance: self.url.clone(), owner, repo };
-        adopt(farm, forge, pull_requests).await;
+        adopt(farm, "main", forge, pull_requests).await;
     }
 }
 
-pub async fn adopt(farm: &Farm, forge: Forge, pull_requests: PullRequests) {
+/// A project is this repository.
+pub async fn adopt(farm: &Farm, project: &str, forge: Forge, pull_requests: PullRequests) {
     let source =
         ProjectSource { forge, pull_requests, ..ProjectSource::git("https://code.example.org/acme/dots") };
-    branches::put_source(&farm.frontend, "main", Some(&source)).await.unwrap();
+    branches::put_source(&farm.frontend, project, Some(&source)).await.unwrap();
 }
 
 impl Drop for Recorder {
@@ -196,6 +200,9 @@ fn say(memory: &Mutex<Memory>, method: &Method, uri: &Uri, headers: &HeaderMap, 
     let mut memory = memory.lock().unwrap();
     let path = uri.path().trim_start_matches("/api/v1");
     let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
+    if (method.as_str(), path) == ("POST", "/login/oauth/access_token") {
+        return redeem(&String::from_utf8_lossy(body));
+    }
     assert!(headers.contains_key("authorization"), "{path}");
     let id = |outside: bool| if outside { 2 } else { 1 };
     let said = match (method.as_str(), &parts[..]) {
@@ -219,6 +226,10 @@ fn say(memory: &Mutex<Memory>, method: &Method, uri: &Uri, headers: &HeaderMap, 
             let side = |id| json!({"sha": pull["head"], "repo_id": id, "repo": {"id": id}});
             json!({"state": pull["state"], "head": side(id(true)), "base": side(id(false))})
         }
+        ("GET", ["user"]) => {
+            assert_eq!(headers["authorization"], "Bearer of a person");
+            json!({"login": memory.person, "id": 7})
+        }
         ("GET", ["repos", "acme", "dots"]) => json!({"default_branch": "main"}),
         ("GET", ["repos", "acme", "dots", "branches"]) => {
             let branch = |(name, commit): &(String, String)| json!({"name": name, "commit": {"id": commit, "sha": commit}});
@@ -230,6 +241,20 @@ fn say(memory: &Mutex<Memory>, method: &Method, uri: &Uri, headers: &HeaderMap, 
             json!({"token": "of an installation"})
         }
         _ => return StatusCode::NOT_FOUND.into_response(),
+    };
+    axum::Json(said).into_response()
+}
+
+/// As GitHub does: what is wrong is said with 200.
+fn redeem(form: &str) -> Response {
+    let fields: BTreeMap<&str, &str> = form.split('&').filter_map(|pair| pair.split_once('=')).collect();
+    assert_eq!((fields["client_id"], fields["client_secret"]), ("us", "t0ken"));
+    assert!(
+        fields["code_verifier"].len() >= 43 && fields["redirect_uri"].contains("%2Fsign-in%2Fcode%2Fback")
+    );
+    let said = match fields["code"] {
+        "good" => json!({"access_token": "of a person", "token_type": "bearer", "scope": ""}),
+        _ => json!({"error": "bad_verification_code"}),
     };
     axum::Json(said).into_response()
 }

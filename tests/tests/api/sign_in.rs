@@ -3,9 +3,10 @@
 use harmonia_queue::people::{self, Scope};
 use harmonia_queue::{Db, pages};
 use harmonia_tests::farm::Farm;
+use reqwest::Method;
 use std::time::Duration;
 
-use super::desk::Desk;
+use super::desk::{Desk, problem};
 use super::reader::{Reader, cookie, csrf};
 
 #[tokio::test]
@@ -37,6 +38,20 @@ async fn a_token_signs_in_for_as_long_as_it_is_one() {
     assert!(reader.page("/nodes").await.contains("Sign out"));
     people::revoke_token(&desk.farm.frontend, "laptop").await.unwrap();
     assert_eq!(reader.get("/nodes").await.status(), 303);
+}
+
+#[tokio::test]
+async fn a_token_that_has_expired_opens_nothing_and_ends_its_session() {
+    let desk = Desk::new().await;
+    let hour = Some(Duration::from_secs(3600));
+    let token = people::create_token(&desk.farm.frontend, "short", Scope::Operate, hour).await.unwrap();
+    let reader = Reader::signed_in(&desk, &token).await;
+    assert_eq!(reader.get("/nodes").await.status(), 200);
+    let past = "UPDATE ci.token SET expires_at = ci.clock() - interval '1 second' WHERE name = 'short'";
+    desk.farm.database.execute(past).await;
+    assert_eq!(reader.get("/nodes").await.status(), 303);
+    assert_eq!(Reader::new(&desk).send("/sign-in", &[("token", &token)]).await.status(), 403);
+    problem(desk.ask(Method::POST, "/api/builds/1/rebuild", Some(&token)), 401).await;
 }
 
 #[tokio::test]

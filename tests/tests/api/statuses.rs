@@ -87,7 +87,7 @@ async fn github_is_told_by_an_app_with_one_token_an_hour() {
     let recorder = Recorder::start().await;
     let desk = Desk::with(Farm::new().await, &[("forges", &recorder.github())]).await;
     let forge = Forge::GitHub { owner: "acme".to_owned(), repo: "dots".to_owned() };
-    adopt(&desk.farm, forge, PullRequests::default()).await;
+    adopt(&desk.farm, "main", forge, PullRequests::default()).await;
     push(&desk.farm, "main", "1").await;
     push(&desk.farm, "next", "2").await;
     eventually("it is told", || async { recorder.memory().told.len() == 4 }).await;

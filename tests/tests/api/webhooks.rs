@@ -1,6 +1,8 @@
 //! What forges say: taken once, from nobody else, and never at its word about outside changes.
 
-use harmonia_queue::branches::PullRequests;
+use std::collections::BTreeSet;
+
+use harmonia_queue::branches::{Forge, PullRequests};
 use harmonia_queue::evaluations::{self, Evaluation, Filter, Stage};
 use harmonia_tests::eventually;
 use harmonia_tests::farm::Farm;
@@ -8,7 +10,7 @@ use reqwest::{Method, RequestBuilder, StatusCode};
 use serde_json::{Value, json};
 
 use super::desk::{Desk, answer, json as read, problem};
-use super::recorder::{NAME, Recorder, Refusal, SECRET, sign};
+use super::recorder::{NAME, Recorder, Refusal, SECRET, adopt, sign};
 
 async fn start(pull_requests: PullRequests) -> (Desk, Recorder) {
     let recorder = Recorder::start().await;
@@ -280,4 +282,39 @@ async fn webhooks_are_counted_and_no_secret_is_shown() {
     let text = answer(desk.ask(Method::GET, "/metrics", None), StatusCode::OK).await.text().await.unwrap();
     assert!(text.contains(r#"webhooks_total{forge="code",outcome="accepted"} 1"#), "{text}");
     assert!(!text.contains(SECRET));
+}
+
+#[tokio::test]
+async fn a_pull_request_from_outside_that_waits_says_so_at_its_head() {
+    let (desk, recorder) = start(PullRequests::Collaborators).await;
+    assert!(accepted(send(&desk, "pull_request", pull_request("opened", '2', true))).await.is_empty());
+    eventually("its forge is told", || async { recorder.memory().told.len() == 2 }).await;
+    for told in &recorder.memory().told {
+        let said = (told.commit.as_str(), told.state.as_str(), told.description.as_str());
+        assert_eq!(said, (commit('2').as_str(), "pending", "waits for a collaborator's /ci run"));
+        assert!(told.page.ends_with("/projects/main"), "{told:?}");
+    }
+    recorder.memory().writers.insert("ann".to_owned());
+    recorder.memory().pulls.insert(7, json!({"state": "open", "head": commit('2')}));
+    accepted(send(&desk, "issue_comment", comment(1, "ann", "/ci run"))).await;
+    let says = |words: &str| recorder.memory().told.iter().any(|told| told.description == words);
+    eventually("it is evaluated", || async { says("waiting for an evaluator") }).await;
+}
+
+#[tokio::test]
+async fn projects_of_one_repository_do_not_overwrite_each_others_statuses() {
+    let (desk, recorder) = start(PullRequests::default()).await;
+    desk.farm.project("other").await;
+    let (owner, repo) = ("acme".to_owned(), "dots".to_owned());
+    let forge = Forge::Gitea { instance: recorder.url.clone(), owner, repo };
+    adopt(&desk.farm, "other", forge, PullRequests::default()).await;
+    assert_eq!(accepted(send(&desk, "push", push("main", '1'))).await.len(), 2);
+    let contexts = || {
+        let told: BTreeSet<String> = recorder.memory().told.iter().map(|told| told.context.clone()).collect();
+        told
+    };
+    let expected = ["main/nix-build", "main/nix-eval", "other/nix-build", "other/nix-eval"]
+        .map(|name| format!("harmonia-ci/{name}"));
+    eventually("all four are told", || async { contexts().len() >= 4 }).await;
+    assert_eq!(contexts(), expected.into());
 }

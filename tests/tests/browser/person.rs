@@ -75,6 +75,32 @@ async fn a_failure_is_rebuilt_and_everybody_sees_it() {
     .await;
 }
 
+/// Whoever looks sees what others do, on every page that changes, and nothing is loaded again.
+#[tokio::test]
+async fn what_others_do_is_seen_without_a_reload() {
+    let machine = Machine::new();
+    let stage = Stage::new(&machine).await;
+    stage.evaluate(&["--attr", "slow", "--branch", "main", "--wait"]);
+    stage.sign_in().await;
+    let deeds: [(&str, &dyn Fn(), &str); 4] = [
+        ("/evals/1", &|| drop(machine.does(&["pin", "1"])), "pinned"),
+        ("/", &|| drop(machine.does(&["project", "add", "website"])), "website"),
+        (
+            "/projects/default",
+            &|| drop(stage.evaluate(&["--attr", "slow", "--branch", "next", "--wait"])),
+            "next",
+        ),
+        ("/nodes", &|| drop(machine.does(&["drain"])), "by hand"),
+    ];
+    for (path, deed, words) in deeds {
+        stage.open(path).await;
+        stage.browser.run("window.unchanged = true").await;
+        deed();
+        stage.reads(words).await;
+        assert_eq!(stage.browser.run("return window.unchanged").await, true, "{path} was loaded again");
+    }
+}
+
 #[tokio::test]
 async fn a_node_is_drained_by_keyboard_alone() {
     let machine = Machine::new();

@@ -178,13 +178,41 @@ async fn the_newest_evaluation_of_a_commit_speaks_for_it() {
     push(&farm, "main", "1").await;
     let newer = push(&farm, "next", "1").await;
     let report = one(&farm).await;
-    assert_eq!((report.evaluation, report.commit.as_str(), report.instance.as_str()), (newer, "1", INSTANCE));
+    assert_eq!(
+        (report.evaluation, report.commit.as_str(), report.instance.as_str()),
+        (Some(newer), "1", INSTANCE)
+    );
     assert_eq!(report.repository, Repository { owner: "Acme".to_owned(), name: "dots".to_owned() });
     farm.advance(61.0).await;
     farm.database.execute("UPDATE ci.evaluation SET commit_id = '2' WHERE branch = 'main'").await;
     farm.database.execute("UPDATE ci.evaluation SET commit_id = '1' WHERE branch = 'main'").await;
     let reports = due(&farm).await;
-    assert_eq!(reports.iter().find(|report| report.commit == "1").unwrap().evaluation, newer);
+    assert_eq!(reports.iter().find(|report| report.commit == "1").unwrap().evaluation, Some(newer));
+}
+
+#[tokio::test]
+async fn a_head_that_waits_for_consent_is_told_of_until_it_is_evaluated_or_gone() {
+    let (farm, project) = farm().await;
+    let wait = async |number: i32, commit: &str| {
+        forges::see_pull_request(&farm.frontend, project, number, commit).await.unwrap();
+        forges::wait_for_consent(&farm.frontend, project, commit).await.unwrap();
+    };
+    wait(7, "1").await;
+    let waiting = one(&farm).await;
+    assert_eq!((waiting.evaluation, waiting.commit.as_str()), (None, "1"));
+    assert!(end(&farm, &waiting, None).await);
+    let id = push(&farm, "main", "1").await;
+    let evaluated = one(&farm).await;
+    assert_eq!(evaluated.evaluation, Some(id));
+    wait(7, "1").await;
+    forges::see_pull_request(&farm.frontend, project, 7, "2").await.unwrap();
+    assert!(end(&farm, &evaluated, None).await, "an evaluation's report stays");
+    wait(8, "3").await;
+    wait(8, "4").await;
+    assert_eq!(one(&farm).await.commit, "4");
+    forges::close_pull_request(&farm.frontend, project, 8).await.unwrap();
+    farm.advance(61.0).await;
+    assert!(due(&farm).await.is_empty());
 }
 
 #[tokio::test]

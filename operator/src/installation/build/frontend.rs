@@ -57,6 +57,10 @@ fn entry(forge: &Forge) -> serde_json::Value {
         }
         None => entry["token_file"] = json!(file("token")),
     }
+    if let Some(id) = &forge.client_id {
+        entry["client_id"] = json!(id);
+        entry["client_secret_file"] = json!(file("client-secret"));
+    }
     entry
 }
 
@@ -71,7 +75,8 @@ fn client() -> String {
 
 /// The settings by which people sign in.
 fn sign_in(oidc: &Oidc) -> Vec<EnvVar> {
-    let mut env = vec![setting("OIDC_ISSUER", &oidc.issuer), setting("OIDC_CLIENT_ID", &oidc.client_id)];
+    let mut env: Vec<EnvVar> = oidc.issuer.iter().map(|issuer| setting("OIDC_ISSUER", issuer)).collect();
+    env.extend(oidc.client_id.iter().map(|id| setting("OIDC_CLIENT_ID", id)));
     if oidc.secret.is_some() {
         env.push(setting("OIDC_CLIENT_SECRET_FILE", format!("{}/client-secret", client())));
     }

@@ -84,7 +84,8 @@ fn only_frontends_have_the_secrets_of_forges() {
         forges,
         serde_json::json!([
             {"name": "github", "type": "github", "app_id": 1234567, "private_key_file": format!("{place}/github/private-key"),
-             "webhook_secret_file": format!("{place}/github/webhook-secret")},
+             "webhook_secret_file": format!("{place}/github/webhook-secret"), "client_id": "farm",
+             "client_secret_file": format!("{place}/github/client-secret")},
             {"name": "code", "type": "gitea", "url": "https://code.example.org", "token_file": format!("{place}/code/token"),
              "webhook_secret_file": format!("{place}/code/webhook-secret")},
         ])

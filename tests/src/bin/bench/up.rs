@@ -3,7 +3,7 @@
 
 pub mod evaluate;
 pub mod expressions;
-mod farm;
+pub mod farm;
 mod idle;
 mod ready;
 

@@ -21,14 +21,28 @@ pub fn large(directory: &Path, salt: &str) {
 
 /// A directory with one derivation that takes no time.
 pub fn small(directory: &Path, salt: &str) {
-    let demo = demo();
-    std::fs::copy(demo.join("sandbox-shell.nix"), directory.join("sandbox-shell.nix"))
+    with_shell(directory, "small", &format!("echo {salt} >$out"));
+}
+
+fn with_shell(directory: &Path, name: &str, script: &str) {
+    std::fs::copy(demo().join("sandbox-shell.nix"), directory.join("sandbox-shell.nix"))
         .expect("the demo's shell");
     let text = format!(
-        "let shell = import ./sandbox-shell.nix; in derivation {{\n  name = \"small\"; system = builtins.currentSystem; inherit (shell) builder;\n  \
-         args = shell.args ++ [ \"-c\" \"echo {salt} >$out\" ];\n}}\n"
+        "let shell = import ./sandbox-shell.nix; in derivation {{\n  name = \"{name}\"; system = builtins.currentSystem; inherit (shell) builder;\n  \
+         args = shell.args ++ [ \"-c\" ''{script}'' ];\n}}\n"
     );
     std::fs::write(directory.join("default.nix"), text).expect("write the expression");
+}
+
+/// A directory with one derivation that says, ten times a second, how long the machine has been up.
+pub fn talking(directory: &Path, lines: usize) {
+    with_shell(
+        directory,
+        "talking",
+        &format!(
+            "n=0; while [ $n -lt {lines} ]; do read up rest </proc/uptime; echo \"printed at $up\"; n=$((n + 1)); sleep 0.1; done; echo $up >$out"
+        ),
+    );
 }
 
 /// The repository that newcomers try.

@@ -16,8 +16,8 @@ use tokio::process::{Child, Command};
 pub struct Up {
     child: Child,
     _data: TempDir,
-    url: String,
-    token: String,
+    pub url: String,
+    pub token: String,
     http: reqwest::Client,
 }
 
@@ -91,6 +91,22 @@ pub async fn wait(admin: &PgPool, evaluation: i64, built: bool) {
         );
         if state == "complete" && !(built && open) {
             return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Waits until a build of an evaluation runs; its number.
+pub async fn running(admin: &PgPool, evaluation: i64) -> i64 {
+    loop {
+        let build: Option<i64> =
+            sqlx::query_scalar("SELECT r.job_id FROM ci.want w JOIN ci.running r ON r.job_id = w.job_id WHERE w.evaluation_id = $1")
+                .bind(evaluation)
+                .fetch_optional(admin)
+                .await
+                .expect("what runs");
+        if let Some(build) = build {
+            return build;
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
