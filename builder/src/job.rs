@@ -77,7 +77,7 @@ pub fn run(builder: Arc<Builder>, life: Arc<Life>, claim: Claim) -> impl Future<
                         Halt::Abandoned => End::GivenBack("it was cancelled".to_owned()),
                         Halt::GivenBack(why) => End::GivenBack(why),
                     },
-                    end = attempt(&builder, &life, &claim, &trace, &mut spool) => end,
+                    end = attempt(&builder, &life, &claim, &trace, &mut spool) => excused(&life, end),
                 };
                 // Before it is given back: signers take logs of what runs only.
                 if matches!(end, End::GivenBack(_)) && !spool.is_empty() {
@@ -93,6 +93,16 @@ pub fn run(builder: Arc<Builder>, life: Arc<Life>, claim: Claim) -> impl Future<
         say(&mut whole, &end);
         tell(&life.session, fence, end).await;
         life.held.end(fence);
+    }
+}
+
+/// A pod that is stopped in haste may lose its Nix daemon first, which says nothing about what was built.
+fn excused(life: &Life, end: End) -> End {
+    match end {
+        End::Failed(Failure::Oom | Failure::DaemonGone, _) if life.stopping_in().is_some() => {
+            End::GivenBack("the Nix daemon went away while the builder was stopping".to_owned())
+        }
+        end => end,
     }
 }
 

@@ -1,5 +1,7 @@
 //! Daemons that die, and daemons that cannot do what their pool promises.
 
+use harmonia_queue::nodes;
+use harmonia_tests::eventually;
 use harmonia_tests::nixes::{Expression, Version};
 use harmonia_tests::press::shared_nix;
 use harmonia_tests::yard::{Gates, waiting};
@@ -21,6 +23,24 @@ async fn a_build_under_which_the_daemon_dies_alone_is_out_of_memory_and_tried_ag
     scene.press.ends_well().await;
     assert_eq!(scene.press.outcomes(&drv).await, ["oom", "succeeded"]);
     builder.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_that_is_stopped_before_its_builder_is_not_the_builds_fault() {
+    let scene = Scene::start().await;
+    let drv = scene.want(&[&waiting("stopped")]).await.remove(0);
+    let nix = scene.nix(Version::New);
+    let builder = scene.builder(&nix, "one").await;
+    scene.reached("stopped").await;
+    builder.term();
+    eventually("the queue knows that it stops", async || {
+        let nodes = nodes::list(&scene.press.farm.operator).await.unwrap();
+        nodes.iter().any(|node| !node.drains.is_empty())
+    })
+    .await;
+    nix.kill_daemon();
+    assert_eq!(scene.after_attempts(&drv, 1).await, ["interrupted"]);
+    builder.ended().await.expect("it ends well");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -88,7 +88,10 @@ async fn a_pod_that_is_deleted_by_force_is_replaced_and_its_build_is_claimed_els
     kubectl(&["-n", NAMESPACE, "delete", "pod", &pod, "--force", "--grace-period=0"]).await;
     let ended = farm.ends(&build).await;
     eprintln!("built {:.0} s after its pod was deleted by force", begun.elapsed().as_secs_f32());
-    assert_eq!(outcomes(&ended).last().unwrap(), "succeeded", "{ended:#}");
+    // The kubelet leaves it two seconds, in which it may give the build back; nothing of that is the build's fault.
+    let [first, last] = &outcomes(&ended)[..] else { panic!("two attempts: {ended:#}") };
+    assert!(["interrupted", "node_died"].contains(&first.as_str()), "{ended:#}");
+    assert_eq!(last, "succeeded", "{ended:#}");
 }
 
 #[tokio::test]

@@ -44,6 +44,11 @@ async fn a_release_is_installed_tested_upgraded_rolled_back_and_uninstalled_and_
     helm(&["uninstall", RELEASE, "--namespace", NAMESPACE, "--wait", "--timeout", "2m"]).await;
     let kept = json(&["-n", NAMESPACE, "get", "project", "kept"]).await;
     assert_eq!(kept["metadata"]["finalizers"], Value::Null, "nothing holds it");
+    // Another installation takes over what this one had generated.
+    let secrets = ["harmonia-ci-postgres", "harmonia-ci-s3", "harmonia-ci-signing"];
+    kubectl(&[&["-n", NAMESPACE, "get", "secrets"], &secrets[..]].concat()).await;
+    let operator = try_kubectl(&["-n", NAMESPACE, "get", "deployment", "harmonia-ci-operator"], "").await;
+    assert!(operator.unwrap_err().contains("NotFound"), "an operator is left");
     kubectl(&["delete", "namespace", NAMESPACE, "--timeout=90s"]).await;
     let gone = try_kubectl(&["get", "namespace", NAMESPACE], "").await;
     assert!(gone.is_err(), "the namespace is stuck");
