@@ -12,6 +12,7 @@ use harmonia_queue::people::{self, Scope};
 use harmonia_service::problem::Problem;
 use tokio::sync::Semaphore;
 
+use crate::forge::Member;
 use crate::remember::Memory;
 use harmonia_service::sentence::sentence;
 
@@ -74,6 +75,20 @@ impl Admission {
             None => return Err(Problem::unauthorized(NO_API_TOKEN)),
         };
         if held < needed { Err(forbidden(held, needed)) } else { Ok(()) }
+    }
+
+    /// Whose token it is, if it is somebody's of a forge. What they may do there is not remembered.
+    pub async fn member(&self, headers: &HeaderMap) -> Result<Option<Member>, Problem> {
+        let Some(secret) = secret(headers) else { return Ok(None) };
+        let asked = async {
+            let _turn = self.asking.acquire().await;
+            people::token_member(&self.db, &secret).await
+        };
+        match tokio::time::timeout(PATIENCE, asked).await {
+            Ok(Ok(found)) => Ok(found.map(|(instance, login)| Member { instance, login })),
+            Ok(Err(error)) => Err(unknown(&sentence(&error))),
+            Err(_) => Err(unknown("no answer in time")),
+        }
     }
 
     /// What a secret allows.

@@ -31,6 +31,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::admit::Admission;
+use crate::forge::Forges;
 use crate::shelf::Shelf;
 use crate::turn::{Turn, Turns};
 
@@ -57,6 +58,7 @@ pub struct Api {
     shelf: Shelf,
     hub: Arc<Hub>,
     streams: Streams,
+    forges: Arc<Forges>,
 }
 
 impl Api {
@@ -67,9 +69,11 @@ impl Api {
         shelf: Shelf,
         hub: Arc<Hub>,
         closing: watch::Receiver<bool>,
+        forges: Arc<Forges>,
     ) -> Self {
         let (turns, requests) = (Turns::new(db, ASKING), Semaphore::new(limits::REQUESTS));
-        Self { admission, turns, requests, shelf, hub, streams: Streams::new(closing, FOLLOWERS) }
+        let streams = Streams::new(closing, FOLLOWERS);
+        Self { admission, turns, requests, shelf, hub, streams, forges }
     }
 
     async fn db(&self) -> Turn<'_> {

@@ -27,6 +27,7 @@ use axum::Router;
 use axum::http::HeaderMap;
 use harmonia_queue::Db;
 use harmonia_queue::forges::Repository;
+use harmonia_queue::people::Who;
 use harmonia_service::secret::SecretError;
 use harmonia_service::settings::{Settings, SettingsError};
 use serde::{Deserialize, Serialize};
@@ -130,6 +131,13 @@ pub struct Forges {
     url: String,
     counts: ForgeCounts,
     writers: Mutex<Memory<(Member, Repository), bool>>,
+}
+
+impl Member {
+    /// As the queue knows them.
+    pub fn who(&self) -> Who<'_> {
+        Who { instance: &self.instance, login: &self.login }
+    }
 }
 
 impl Forges {

@@ -95,7 +95,6 @@ impl Frontend {
         let admission = Arc::new(Admission::new(db.clone(), anonymous));
         let shelf = Shelf::new(bucket.clone());
         let (hub, (closing, closed)) = (Arc::new(Hub::new()), watch::channel(false));
-        let api = Api::new(admission.clone(), db.clone(), shelf.clone(), hub.clone(), closed.clone());
         let public_keys = PublicKeys::new(settings, finder.clone())?;
         let gateway = Gateway {
             admission: admission.clone(),
@@ -114,6 +113,14 @@ impl Frontend {
         let url = serve::own_url(settings, address)?;
         let public_url = settings.get("public_url").map_or(url.as_str(), |url| url.trim_end_matches('/'));
         let forges = Arc::new(Forges::new(settings, db.clone(), public_url, forge_counts)?);
+        let api = Api::new(
+            admission.clone(),
+            db.clone(),
+            shelf.clone(),
+            hub.clone(),
+            closed.clone(),
+            forges.clone(),
+        );
         let shared = Shared {
             admission,
             db: db.clone(),

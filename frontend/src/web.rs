@@ -29,6 +29,7 @@ mod sign_in;
 mod sought;
 mod visitor;
 mod watch;
+mod you;
 
 use std::sync::Arc;
 
@@ -169,6 +170,9 @@ impl Web {
             .route("/sign-in/{provider}", get(sign_in::to_provider))
             .route("/sign-in/{provider}/back", get(sign_in::from_provider))
             .route("/sign-out", post(sign_in::out))
+            .route("/you", get(you::show))
+            .route("/you/tokens", post(you::create_token))
+            .route("/you/tokens/revoke", post(you::revoke_token))
             .route("/live", get(live::follow))
             .route("/assets/{name}", get(assets::serve))
             .layer(DefaultBodyLimit::max(BODY))

@@ -253,3 +253,38 @@ pub async fn token_scope(db: &Db, secret: &str) -> Result<Option<(String, Scope)
     let Some(row) = rows.first() else { return Ok(None) };
     Ok(Some((row.try_get(0)?, row.try_get::<&str, _>(1)?.parse()?)))
 }
+
+/// Somebody, as a forge knows them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Who<'a> {
+    /// The forge.
+    pub instance: &'a str,
+    /// What it calls them.
+    pub login: &'a str,
+}
+
+/// Makes a token of somebody of a forge, which allows what the forge lets them do; the secret is shown this once.
+pub async fn create_member_token(db: &Db, name: &str, who: Who<'_>, expires_in: Duration) -> Result<String> {
+    let query =
+        sqlx::query("SELECT ci.create_member_token($1, $2, $3, make_interval(secs => $4))").bind(name);
+    db.value(query.bind(who.instance).bind(who.login).bind(expires_in.as_secs_f64())).await
+}
+
+/// Whose token a secret is: the forge, and what it calls them.
+pub async fn token_member(db: &Db, secret: &str) -> Result<Option<(String, String)>> {
+    let rows = db.rows(sqlx::query("SELECT * FROM ci.token_member($1)").bind(secret)).await?;
+    let Some(row) = rows.first() else { return Ok(None) };
+    Ok(Some((row.try_get(0)?, row.try_get(1)?)))
+}
+
+/// The tokens of somebody, each with the moment until which it is one.
+pub async fn member_tokens(db: &Db, who: Who<'_>) -> Result<Vec<(String, String)>> {
+    let query = sqlx::query("SELECT * FROM ci.member_tokens($1, $2)").bind(who.instance).bind(who.login);
+    db.rows(query).await?.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
+}
+
+/// A token of theirs allows nothing any more. False: they have none of this name.
+pub async fn revoke_member_token(db: &Db, name: &str, who: Who<'_>) -> Result<bool> {
+    let query = sqlx::query("SELECT ci.revoke_member_token($1, $2, $3)").bind(name);
+    db.value(query.bind(who.instance).bind(who.login)).await
+}

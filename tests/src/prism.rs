@@ -1,6 +1,7 @@
-//! A server that holds every request against the description that GitHub publishes of its API, refuses what does not fit, and
-//! answers with the examples that are in it. GitHub itself cannot run here.
+//! A server that holds every request against the description that GitHub publishes of its API, refuses what does not fit with
+//! 422, and answers with the examples that are in it, some of which do not fit it themselves. GitHub itself cannot run here.
 
+use std::net::TcpStream;
 use std::process::Command;
 
 use crate::guard::{Guard, cache};
@@ -26,19 +27,20 @@ impl Prism {
         }
         let (guard, port) = (Guard::new("prism-"), free_port());
         let mut command = Command::new(program);
-        command.args(["mock", "--errors", "--host", "127.0.0.1", "--port", &port.to_string()]);
+        command.args(["mock", "--host", "127.0.0.1", "--port", &port.to_string()]);
         guard.start(command.arg(description));
         let prism = Prism { url: format!("http://127.0.0.1:{port}"), guard };
         crate::eventually("prism listens", || async {
             assert!(prism.guard.runs(), "{}", prism.guard.log());
-            reqwest::get(format!("{}/user", prism.url)).await.is_ok()
+            TcpStream::connect(("127.0.0.1", port)).is_ok()
         })
         .await;
         Some(prism)
     }
 
-    /// What it wrote, every violation among it.
-    pub fn log(&self) -> String {
-        self.guard.log()
+    /// What was asked that does not fit.
+    pub fn violations(&self) -> Vec<String> {
+        let log = self.guard.log();
+        log.lines().filter(|line| line.contains("Violation: request")).map(str::to_owned).collect()
     }
 }

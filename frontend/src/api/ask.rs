@@ -13,6 +13,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::Api;
+use crate::forge::Member;
+use crate::member::{Target, is_allowed};
 
 /// Whoever may look.
 pub struct Reader;
@@ -42,6 +44,38 @@ impl FromRequestParts<Arc<Api>> for Admin {
 
     async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, Problem> {
         api.admission.require(&parts.headers, Scope::Admin).await.map(|()| Self)
+    }
+}
+
+/// Whoever may start and stop builds, or perhaps some: then the forge that knows them has the word.
+pub struct Acting(Option<Member>);
+
+impl FromRequestParts<Arc<Api>> for Acting {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, Problem> {
+        match api.admission.require(&parts.headers, Scope::Operate).await {
+            Ok(()) => Ok(Self(None)),
+            Err(problem) if problem.status() == StatusCode::FORBIDDEN => {
+                let member = api.admission.member(&parts.headers).await?;
+                member.map(|member| Self(Some(member))).ok_or(problem)
+            }
+            Err(problem) => Err(problem),
+        }
+    }
+}
+
+impl Acting {
+    /// Whether they may start or stop this.
+    pub async fn on(&self, api: &Api, target: Target) -> Result<(), Problem> {
+        let Self(Some(member)) = self else { return Ok(()) };
+        let places = target.places(&*api.db().await).await?;
+        if is_allowed(&api.forges, member, target, &places, false).await? {
+            return Ok(());
+        }
+        let sentence =
+            "your forge says that you may not push to the repository of every project that this is about";
+        Err(Problem::new(StatusCode::FORBIDDEN, sentence))
     }
 }
 

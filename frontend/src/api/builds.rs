@@ -12,9 +12,10 @@ use harmonia_service::problem::Problem;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::ask::{Number, Operator, Query, Reader};
+use super::ask::{Acting, Number, Query, Reader};
 use super::openapi::{Objections, Refusals};
 use super::{Api, page};
+use crate::member::Target;
 
 /// Which builds.
 #[derive(Deserialize, IntoParams)]
@@ -124,10 +125,11 @@ pub async fn why(
     params(("id" = i64, Path, description = "Its number", minimum = 1)),
     responses((status = 200, description = "0: there is nothing to rebuild", body = Changed), Objections))]
 pub async fn rebuild(
-    _: Operator,
+    acting: Acting,
     State(api): State<Arc<Api>>,
     Number(id): Number,
 ) -> Result<Json<Changed>, Problem> {
+    acting.on(&api, Target::Rebuild(id)).await?;
     Ok(Json(Changed { changed: people::rebuild(&*api.db().await, id).await?.into() }))
 }
 
@@ -136,10 +138,11 @@ pub async fn rebuild(
     params(("id" = i64, Path, description = "Its number", minimum = 1)),
     responses((status = 200, description = "0: it had ended", body = Changed), Objections))]
 pub async fn cancel(
-    _: Operator,
+    acting: Acting,
     State(api): State<Arc<Api>>,
     Number(id): Number,
 ) -> Result<Json<Changed>, Problem> {
+    acting.on(&api, Target::Cancel(id)).await?;
     let db = api.db().await;
     known(&db, id).await?;
     Ok(Json(Changed { changed: people::cancel(&db, id).await?.into() }))

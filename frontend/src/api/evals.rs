@@ -15,9 +15,10 @@ use harmonia_service::problem::Problem;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use super::ask::{Body, Number, Operator, Query, Reader};
+use super::ask::{Acting, Body, Number, Operator, Query, Reader};
 use super::openapi::{Objections, Refusals};
 use super::{Api, page, words};
+use crate::member::Target;
 
 /// Why a person's cancelled evaluation ended.
 const BY_HAND: &str = "cancelled by hand";
@@ -113,10 +114,11 @@ pub async fn get(
     params(("id" = i64, Path, description = "Its number", minimum = 1)),
     responses((status = 200, description = "Cancelled; 0: it had ended", body = Changed), Objections))]
 pub async fn cancel(
-    _: Operator,
+    acting: Acting,
     State(api): State<Arc<Api>>,
     Number(id): Number,
 ) -> Result<Json<Changed>, Problem> {
+    acting.on(&api, Target::Evaluation(id)).await?;
     Ok(Json(Changed { changed: end(&*api.db().await, id).await?.into() }))
 }
 
@@ -135,10 +137,11 @@ pub async fn end(db: &Db, id: i64) -> Result<bool, Problem> {
     params(("id" = i64, Path, description = "Its number", minimum = 1)),
     responses((status = 201, description = "Another one, queued", body = Evaluation, headers(("Location" = String))), Objections))]
 pub async fn re_evaluate(
-    _: Operator,
+    acting: Acting,
     State(api): State<Arc<Api>>,
     Number(id): Number,
 ) -> Result<impl IntoResponse, Problem> {
+    acting.on(&api, Target::Evaluation(id)).await?;
     let db = api.db().await;
     made(&db, repeat(&db, id).await?).await
 }
@@ -162,10 +165,11 @@ pub async fn repeat(db: &Db, id: i64) -> Result<i64, Problem> {
     params(("id" = i64, Path, description = "Its number", minimum = 1)),
     responses((status = 200, description = "How many builds", body = Changed), Objections))]
 pub async fn rebuild_failed(
-    _: Operator,
+    acting: Acting,
     State(api): State<Arc<Api>>,
     Number(id): Number,
 ) -> Result<Json<Changed>, Problem> {
+    acting.on(&api, Target::Evaluation(id)).await?;
     Ok(Json(Changed { changed: evaluations::rebuild_failed(&*api.db().await, id).await? }))
 }
 

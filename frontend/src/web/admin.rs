@@ -13,7 +13,7 @@ use maud::{Markup, html};
 
 use super::Web;
 use super::frame::{Page, Trouble, csrf};
-use super::parts::{project_link, since, table};
+use super::parts::{new_secret, project_link, since, table};
 use super::visitor::{ADMIN, Looking, Ordered, Visitor};
 use crate::api::{alter_project, make_project, make_token};
 
@@ -41,13 +41,7 @@ async fn page(web: &Web, visitor: &Visitor, secret: Option<(&str, &str)>) -> Res
     drop(db);
     let rest = html! {
         h1 { "Admin" }
-        @if let Some((name, secret)) = secret {
-            section.notice role="status" {
-                h2 { "The token " (name) }
-                p { "This is its secret. It is shown this once." }
-                pre.words.command tabindex="0" { (secret) }
-            }
-        }
+        @if let Some((name, secret)) = secret { (new_secret(name, secret)) }
         section { h2 { "Projects" } (project_rows(&projects, visitor)) (new_project(visitor)) }
         section { h2 { "Tokens" } (token_rows(&tokens, visitor)) (new_token(visitor)) }
         section { h2 { "Nodes and builds" } p { "Nodes are drained on " a href="/nodes" { "their page" } "; builds and evaluations are repeated and cancelled on theirs." } }

@@ -161,8 +161,8 @@ fn actions(evaluation: &Evaluation, visitor: &Visitor) -> Markup {
             @if evaluation.builds.failed > 0 { (button(visitor, &place("rebuild-failed"), "Rebuild what failed", "Rebuild what failed", "plain")) }
             (button(visitor, &place("re-evaluate"), "Evaluate again", "Evaluate again", "plain"))
             @if visitor.may(Scope::Operate) {
-                @if evaluation.pinned { (button(visitor, &place("unpin"), "Unpin", "Let it go when its time is over", "plain")) }
-                @else { (button(visitor, &place("pin"), "Pin", "Keep it and all it built for good", "plain")) }
+                @if evaluation.pinned { (button(visitor, &place("unpin"), "Unpin", "Unpin it: it goes when its time is over", "plain")) }
+                @else { (button(visitor, &place("pin"), "Pin", "Pin it: it is kept for good, with all it built", "plain")) }
             }
         }
     }

@@ -100,7 +100,7 @@ fn bar(place: &str, visitor: &Visitor) -> Markup {
             }
             @match &visitor.session {
                 Some((session, _)) => form.who method="post" action="/sign-out" {
-                    span { (session.name) }
+                    @if session.member.is_some() { a href="/you" { (session.name) } } @else { span { (session.name) } }
                     (csrf(visitor))
                     button type="submit" { "Sign out" }
                 },

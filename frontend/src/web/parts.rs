@@ -99,6 +99,17 @@ pub fn button(visitor: &Visitor, action: &str, words: &str, label: &str, tone: &
     }
 }
 
+/// The secret of a token that was just made.
+pub fn new_secret(name: &str, secret: &str) -> Markup {
+    html! {
+        section.notice role="status" {
+            h2 { "The token " (name) }
+            p { "This is its secret. It is shown this once." }
+            pre.words.command tabindex="0" { (secret) }
+        }
+    }
+}
+
 /// Where the next part of a list is.
 pub fn further(address: Option<String>) -> Markup {
     html! { @if let Some(address) = address { p.further { a href=(address) rel="next" { "Further ones" } } } }

@@ -137,14 +137,18 @@ async fn a_pull_request_of_a_fork_waits_is_allowed_and_evaluated_in_its_tier() {
     assert!(town.evaluation_of(&commit).await.is_none());
     // An evaluator finds it in the repository that it is for.
     let url = town.gitea.clone_url("acme", "acme/dots");
-    let fetched = git(town.copy.path(), &["ls-remote", &url, &format!("refs/pull/{number}/head")]);
-    assert!(fetched.starts_with(&commit), "{fetched}");
+    let branch = format!("refs/pull/{number}/head");
+    assert!(git(town.copy.path(), &["ls-remote", &url, &branch]).starts_with(&commit));
+    let elsewhere = tempfile::tempdir().unwrap();
+    git(elsewhere.path(), &["init", "--quiet", "--bare", "."]);
+    let refspec = format!("+{commit}:refs/heads/fetched");
+    git(elsewhere.path(), &["fetch", "--quiet", "--no-tags", "--depth=1", "--", &url, &refspec]);
+    assert_eq!(git(elsewhere.path(), &["rev-parse", "fetched"]).trim(), commit);
 
     let comment = json!({"body": "/ci run"});
     let comments = format!("repos/acme/dots/issues/{number}/comments");
     town.gitea.ask("acme", Method::POST, &comments, comment).await;
     let evaluation = town.evaluated(&commit).await;
-    let branch = format!("refs/pull/{number}/head");
     assert_eq!((evaluation.branch.as_deref(), evaluation.untrusted), (Some(branch.as_str()), true));
     complete(&town.desk.farm, evaluation.id).await;
     eventually("its end is told", || town.is_told(&commit, "nix-build", "success")).await;

@@ -192,3 +192,49 @@ async fn people_of_a_real_gitea_sign_in_and_operate_where_they_may_push() {
     gitea.ask("acme", Method::DELETE, collaborator, json!({})).await;
     assert!(!may_rebuild(&reader, build).await, "the forge is asked each time");
 }
+
+/// A token of somebody who is signed in; its secret.
+async fn own_token(reader: &Reader<'_>) -> String {
+    let made = reader.press("/you", "/you/tokens", &[("name", "laptop")]).await;
+    assert_eq!(made.status(), 200);
+    let page = made.text().await.unwrap();
+    let rest =
+        page.split("class=\"words command\" tabindex=\"0\">").nth(1).unwrap_or_else(|| panic!("{page}"));
+    rest.split('<').next().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn a_token_of_ones_own_may_do_by_the_api_what_its_owner_may() {
+    let (desk, recorder) = github().await;
+    desk.farm.project("other").await;
+    let ((ours, _), (theirs, other)) = (failed(&desk, "main", "a").await, failed(&desk, "other", "b").await);
+    let reader = with_github(&desk, &recorder, "ann").await;
+    let token = own_token(&reader).await;
+    let post = |path: String| desk.ask(Method::POST, &path, Some(&token)).send();
+    let rebuild = format!("/api/builds/{ours}/rebuild");
+    assert_eq!(post(rebuild.clone()).await.unwrap().status(), 403, "who may not push may only look");
+    recorder.memory().writers.insert("ann".to_owned());
+    assert_eq!(post(rebuild.clone()).await.unwrap().status(), 200);
+    for path in [
+        format!("/api/builds/{theirs}/rebuild"),
+        format!("/api/evals/{other}/cancel"),
+        format!("/api/evals/{other}/pin"),
+        "/api/projects".to_owned(),
+        "/api/tokens".to_owned(),
+    ] {
+        assert_eq!(post(path.clone()).await.unwrap().status(), 403, "{path}");
+    }
+    let name = "ann@github.com laptop";
+    let eve = with_github(&desk, &recorder, "eve").await;
+    assert_eq!(eve.press("/you", "/you/tokens/revoke", &[("name", name)]).await.status(), 404);
+    assert_eq!(reader.press("/you", "/you/tokens/revoke", &[("name", name)]).await.status(), 303);
+    assert_eq!(post(rebuild).await.unwrap().status(), 401);
+}
+
+#[tokio::test]
+async fn who_is_of_no_forge_makes_no_token_of_their_own() {
+    let desk = Desk::new().await;
+    let reader = Reader::signed_in(&desk, &desk.operate).await;
+    assert_eq!(reader.get("/you").await.status(), 403);
+    assert_eq!(reader.press("/queue", "/you/tokens", &[("name", "x")]).await.status(), 403);
+}

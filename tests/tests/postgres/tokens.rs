@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use harmonia_queue::people::{Scope, create_token, revoke_token, token_scope};
+use harmonia_queue::people::{self, Scope, Who, create_token, revoke_token, token_scope};
 use harmonia_queue::signer::{accept_sources, check_evaluation};
 use harmonia_queue::{Db, Error, pages};
 use harmonia_tests::farm::{Farm, output, store_path};
@@ -170,4 +170,18 @@ async fn a_source_is_never_another() {
     other.nar_hash = vec![9; 32];
     let accepted = accept_sources(&farm.signer, evaluation.evaluation, &secret, &[other]).await.unwrap();
     assert_eq!(accepted[0].nar_hash, source.nar_hash);
+}
+
+#[tokio::test]
+async fn nobody_revokes_anothers_token() {
+    let farm = Farm::new().await;
+    let (ann, eve) =
+        (Who { instance: "https://h", login: "ann" }, Who { instance: "https://h", login: "eve" });
+    let secret =
+        people::create_member_token(&farm.frontend, "ann's", ann, Duration::from_secs(60)).await.unwrap();
+    assert!(!people::revoke_member_token(&farm.frontend, "ann's", eve).await.unwrap());
+    let owner = people::token_member(&farm.frontend, &secret).await.unwrap();
+    assert_eq!(owner, Some(("https://h".to_owned(), "ann".to_owned())));
+    assert!(people::revoke_member_token(&farm.frontend, "ann's", ann).await.unwrap());
+    assert_eq!(people::token_member(&farm.frontend, &secret).await.unwrap(), None);
 }

@@ -56,7 +56,9 @@ impl App {
     /// A request without any right.
     pub fn request(&self, method: Method, path: &[&str], page: &[(&str, usize)]) -> RequestBuilder {
         let request = self.http.request(method, path, page);
-        request.header("accept", "application/vnd.github+json").header("x-github-api-version", "2022-11-28")
+        // Its documentation wants the first, its description knows the second only.
+        let accept = "application/vnd.github+json, application/json;q=0.9";
+        request.header("accept", accept).header("x-github-api-version", "2022-11-28")
     }
 
     /// The right to speak with one repository. Whoever comes while another asks for it waits and gets the same.
