@@ -25,8 +25,8 @@ async fn failed(desk: &Desk, project: &str, name: &str) -> (i64, i64) {
 
 /// The value of a field of an address.
 fn field<'a>(address: &'a str, name: &str) -> &'a str {
-    let fields = address.split(['?', '&']).filter_map(|pair| pair.split_once('='));
-    fields.into_iter().find(|(key, _)| *key == name).unwrap().1
+    let mut fields = address.split(['?', '&']).filter_map(|pair| pair.split_once('='));
+    fields.find(|(key, _)| *key == name).unwrap().1
 }
 
 /// Begins a sign-in: where one is sent to.

@@ -309,10 +309,8 @@ async fn projects_of_one_repository_do_not_overwrite_each_others_statuses() {
     let forge = Forge::Gitea { instance: recorder.url.clone(), owner, repo };
     adopt(&desk.farm, "other", forge, PullRequests::default()).await;
     assert_eq!(accepted(send(&desk, "push", push("main", '1'))).await.len(), 2);
-    let contexts = || {
-        let told: BTreeSet<String> = recorder.memory().told.iter().map(|told| told.context.clone()).collect();
-        told
-    };
+    let contexts =
+        || -> BTreeSet<String> { recorder.memory().told.iter().map(|told| told.context.clone()).collect() };
     let expected = ["main/nix-build", "main/nix-eval", "other/nix-build", "other/nix-eval"]
         .map(|name| format!("harmonia-ci/{name}"));
     eventually("all four are told", || async { contexts().len() >= 4 }).await;
