@@ -118,4 +118,4 @@ CREATE TABLE ci.works_for (
   id    int PRIMARY KEY CHECK (id = 1),
   since bigint NOT NULL
 );
-INSERT INTO ci.works_for VALUES (1, 20);
+INSERT INTO ci.works_for VALUES (1, 19);
