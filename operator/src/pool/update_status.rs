@@ -123,9 +123,10 @@ pub async fn update_status(
     Ok(None)
 }
 
-/// Whether no more has changed than how much is done and to do.
+/// Whether no more has changed than how much is done and to do. The first numbers of a pool are news.
 fn is_as_well(status: &BuilderPoolStatus, before: &BuilderPoolStatus) -> bool {
-    BuilderPoolStatus { busy: before.busy, queued: before.queued, ..status.clone() } == *before
+    before.queued.is_some()
+        && BuilderPoolStatus { busy: before.busy, queued: before.queued, ..status.clone() } == *before
 }
 
 /// What a status follows from.
@@ -369,7 +370,8 @@ mod tests {
         let more = BuilderPoolStatus { queued: Some(3), ..before.clone() };
         assert!(is_as_well(&more, &before));
         assert!(!is_as_well(&BuilderPoolStatus { draining: Some(1), ..more.clone() }, &before));
-        assert!(!is_as_well(&BuilderPoolStatus { desired_replicas: 1, ..more }, &before));
+        assert!(!is_as_well(&BuilderPoolStatus { desired_replicas: 1, ..more.clone() }, &before));
+        assert!(!is_as_well(&more, &BuilderPoolStatus { queued: None, ..more.clone() }));
     }
 
     #[test]
