@@ -6,6 +6,7 @@ use std::time::Duration;
 use harmonia_nix::StorePath;
 use harmonia_nix::daemon::{self, BasicDerivation, BuildMode, BuildResult};
 use harmonia_nix::database::PathInfo;
+use harmonia_queue::Fence;
 use harmonia_queue::builder::Failure;
 use harmonia_service::sentence::sentence;
 use tokio::time::Instant;
@@ -34,14 +35,19 @@ pub struct Built {
     _hold: Hold,
 }
 
-/// Builds. If memory runs out while others build too, nobody knows whose fault it is: it is tried again alone.
-pub async fn build(builder: &Builder, life: &Life, plan: &Plan, spool: &mut Spool) -> Result<Built, End> {
+/// Builds. If memory runs out of a build that had company, nobody knows whose fault it is: it is tried again alone.
+pub async fn build(
+    builder: &Builder,
+    life: &Life,
+    fence: Fence,
+    plan: &Plan,
+    spool: &mut Spool,
+) -> Result<Built, End> {
     let shared = builder.alone.read().await;
     let first = build_once(builder, plan, spool).await;
-    let others = life.held.building() > 1;
     drop(shared);
     let trouble = match first {
-        Err(trouble) if others && trouble.is_for_want_of_memory() => trouble,
+        Err(trouble) if trouble.is_for_want_of_memory() && life.held.had_company(fence) => trouble,
         ended => return ended.map_err(Trouble::alone),
     };
     tracing::warn!(drv = %plan.drv, ?trouble, "memory ran out under several builds: this one goes on alone");

@@ -128,7 +128,7 @@ async fn attempt(builder: &Builder, life: &Life, claim: &Claim, trace: &Trace, s
         Err(error) => return without_inputs(error),
     };
     let building = trace.part("build");
-    let built = build(builder, life, &plan, spool).await;
+    let built = build(builder, life, claim.fence, &plan, spool).await;
     drop(building);
     let built = match built {
         Ok(built) => built,

@@ -163,6 +163,8 @@ struct Job {
     fence: Fence,
     begun: Instant,
     p50: Option<Duration>,
+    /// Another was being built at some time while it was.
+    had_company: bool,
     /// Bytes that are waiting to be uploaded, once it is built.
     uploading: Option<u64>,
     tail: Arc<Mutex<Tail>>,
@@ -173,15 +175,21 @@ impl Held {
     /// Something was claimed. Answers who will say that it has to end.
     pub fn begin(&self, claim: &Claim, tail: Arc<Mutex<Tail>>) -> watch::Receiver<Option<Halt>> {
         let (halt, halted) = watch::channel(None);
+        let mut jobs = self.jobs();
+        let mut had_company = false;
+        for other in jobs.values_mut().filter(|job| job.uploading.is_none()) {
+            (other.had_company, had_company) = (true, true);
+        }
         let job = Job {
             fence: claim.fence,
             begun: Instant::now(),
             p50: claim.estimate,
+            had_company,
             uploading: None,
             tail,
             halt,
         };
-        self.jobs().insert(claim.fence.job, job);
+        jobs.insert(claim.fence.job, job);
         halted
     }
 
@@ -239,6 +247,11 @@ impl Held {
     /// The ends of their logs.
     pub fn tails(&self) -> Vec<(Fence, Arc<Mutex<Tail>>)> {
         self.jobs().values().map(|job| (job.fence, Arc::clone(&job.tail))).collect()
+    }
+
+    /// Whether others were being built while this one was.
+    pub fn had_company(&self, fence: Fence) -> bool {
+        self.jobs().get(&fence.job).is_some_and(|job| job.fence == fence && job.had_company)
     }
 
     /// How many are being built.
