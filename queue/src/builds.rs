@@ -297,8 +297,9 @@ pub async fn news(db: &Db, places: &[Place]) -> Result<HashMap<i64, News>> {
         let of = news.entry(row.try_get(0)?).or_default();
         of.open = row.try_get(1)?;
         of.attempt = row.try_get(2)?;
-        if let (Some(attempt), Some(offset)) = (of.attempt, row.try_get(3)?) {
-            of.pieces.push(Piece { attempt, offset, data: row.try_get(4)? });
+        // The offset is there without data too: it is the reader's own.
+        if let (Some(attempt), Some(data)) = (of.attempt, row.try_get(4)?) {
+            of.pieces.push(Piece { attempt, offset: row.try_get(3)?, data });
         }
     }
     Ok(news)

@@ -1,6 +1,7 @@
 //! Tails of logs: bounded, resumable by byte offset, and of one attempt.
 
 use harmonia_queue::builder::{Claim, LogPiece, Session};
+use harmonia_queue::builds::{self, Place};
 use harmonia_queue::{Error, Fence, janitor};
 use harmonia_tests::farm::Farm;
 
@@ -116,4 +117,21 @@ async fn tails_of_builds_that_ended_are_removed() {
     farm.succeed(&node, &claim).await;
     janitor::prune(&farm.operator, lead.generation).await.unwrap();
     assert_eq!(tail(&farm, claim.fence, 0).await.1, Vec::<u8>::new());
+}
+
+#[tokio::test]
+async fn a_reader_who_has_everything_hears_no_news_until_there_are_some() {
+    let (farm, _, node) = Farm::small(2).await;
+    farm.queue("main", &[("talks", &[]), ("silent", &[])]).await;
+    let (talks, silent) = (farm.claim(&node).await.fence, farm.claim(&node).await.fence);
+    append(&node, talks, 0, b"one\n").await;
+    let place = |of: Fence, offset| Place { build: of.job, attempt: Some(of.attempt), offset };
+    let places = [place(talks, 4), place(silent, 0)];
+    let pieces = async || {
+        let news = builds::news(&farm.frontend, &places).await.unwrap();
+        news.into_values().flat_map(|news| news.pieces).map(|piece| piece.data).collect::<Vec<_>>()
+    };
+    assert!(pieces().await.is_empty());
+    append(&node, talks, 4, b"two\n").await;
+    assert_eq!(pieces().await, [b"two\n"]);
 }
