@@ -3,12 +3,6 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// So many builders are started without a second thought.
-const AT_ONCE: i32 = 4;
-/// Beyond those, as many as there would have to be if each slot took two builds, one after the other: many builds of a push are
-/// shorter than the start of a pod. What still waits after so long gets builders of its own.
-const PATIENCE: Duration = Duration::from_secs(60);
-
 /// What a pool has and what waits for it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Snapshot {
@@ -50,71 +44,44 @@ pub struct Decision {
 
 /// What was needed lately. `now` is a time that only grows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct History {
-    /// Each with its time, the most first.
-    needs: VecDeque<(Duration, i32)>,
-    /// Since when builds have waited for whom no slot was free.
-    waiting: Option<Duration>,
-}
+pub struct History(VecDeque<(Duration, i32)>);
 
 impl History {
     /// Adds what is needed now, and forgets what is older than the window. Who has just begun to look has seen nothing: what is
     /// there counts as needed.
     pub fn note(&mut self, now: Duration, snapshot: &Snapshot, window: Duration) {
-        self.waiting = (rest(snapshot) > 0).then(|| self.waiting.unwrap_or(now));
-        let wanted = self.wanted(now, snapshot);
-        let wanted = if self.needs.is_empty() { wanted.max(snapshot.replicas) } else { wanted };
+        let needed =
+            if self.0.is_empty() { needed(snapshot).max(snapshot.replicas) } else { needed(snapshot) };
         // What is not above the newest can never be the most again.
-        while self.needs.back().is_some_and(|(_, before)| *before <= wanted) {
-            self.needs.pop_back();
+        while self.0.back().is_some_and(|(_, before)| *before <= needed) {
+            self.0.pop_back();
         }
-        self.needs.push_back((now, wanted));
+        self.0.push_back((now, needed));
         // The newest stays, whatever its age.
-        while self.needs.len() > 1 && self.needs.front().is_some_and(|(at, _)| *at + window <= now) {
-            self.needs.pop_front();
+        while self.0.len() > 1 && self.0.front().is_some_and(|(at, _)| *at + window <= now) {
+            self.0.pop_front();
         }
     }
 
-    /// How many are wanted now: not for every build that waits, if it has not waited for long.
-    fn wanted(&self, now: Duration, snapshot: &Snapshot) -> i32 {
-        let all = needed(snapshot);
-        if self.waiting.is_some_and(|since| since + PATIENCE <= now) {
-            return all;
-        }
-        let slots = i64::from(snapshot.slots.max(1));
-        // Each slot that is busy takes one more.
-        let rest = (rest(snapshot) - slots * i64::from(snapshot.busy)).max(0);
-        with_more(snapshot, rest, 2 * slots).max(all.min(AT_ONCE.saturating_add(snapshot.lingering)))
-    }
-
-    /// The most that was wanted within the window before `now`.
+    /// The most that was needed within the window before `now`.
     fn most(&self, now: Duration, window: Duration) -> Option<i32> {
-        let within = self.needs.iter().find(|(at, _)| *at + window > now);
-        within.or(self.needs.back()).map(|(_, wanted)| *wanted)
+        let within = self.0.iter().find(|(at, _)| *at + window > now);
+        within.or(self.0.back()).map(|(_, needed)| *needed)
     }
 }
 
 /// Busy builders stay. Their free slots take what waits, and the rest needs builders of its own.
 pub fn needed(snapshot: &Snapshot) -> i32 {
-    with_more(snapshot, rest(snapshot), i64::from(snapshot.slots.max(1)))
-}
-
-/// What waits and finds no free slot.
-fn rest(snapshot: &Snapshot) -> i64 {
-    (snapshot.waiting - snapshot.free).max(0)
-}
-
-/// Those that stay, and one for so many of the builds.
-fn with_more(snapshot: &Snapshot, builds: i64, each: i64) -> i32 {
-    let more = builds / each + i64::from(builds % each > 0);
-    let more = i32::try_from(more).unwrap_or(i32::MAX);
+    let rest = (snapshot.waiting - snapshot.free).max(0);
+    let slots = i64::from(snapshot.slots.max(1));
+    let more = i32::try_from(rest / slots + i64::from(rest % slots > 0)).unwrap_or(i32::MAX);
     snapshot.busy.saturating_add(snapshot.lingering).saturating_add(more)
 }
 
 /// More at once; fewer only when there was no need for them, half of them after half of the window.
 pub fn desired_replicas(snapshot: &Snapshot, bounds: &Bounds, history: &History, now: Duration) -> Decision {
     let Bounds { min, max, window } = *bounds;
-    let wanted = history.wanted(now, snapshot).clamp(min, max);
+    let wanted = needed(snapshot).clamp(min, max);
     let work = format!("{} builds wait, {} builders are busy", snapshot.waiting, snapshot.busy);
     if wanted > snapshot.replicas {
         return match snapshot.stuck {
@@ -166,23 +133,6 @@ mod tests {
         for (waiting, replicas) in [(0, 0), (1, 1), (2, 1), (3, 2), (8, 4), (100, 10)] {
             assert_eq!(run(&[(0, snapshot(waiting, 0, 0))], &BOUNDS), [replicas], "{waiting}");
         }
-    }
-
-    #[test]
-    fn many_builds_share_builders_at_first() {
-        assert_eq!(run(&[(0, snapshot(20, 0, 0)), (20, snapshot(10, 5, 5))], &BOUNDS), [5, 5]);
-    }
-
-    #[test]
-    fn what_still_waits_after_a_minute_gets_builders_of_its_own() {
-        let seen = [(0, snapshot(20, 0, 0)), (59, snapshot(6, 5, 5)), (60, snapshot(6, 5, 5))];
-        assert_eq!(run(&seen, &BOUNDS), [5, 5, 8]);
-    }
-
-    #[test]
-    fn a_wait_that_ended_is_forgotten() {
-        let seen = [(0, snapshot(20, 0, 0)), (30, snapshot(0, 5, 5)), (70, snapshot(6, 5, 5))];
-        assert_eq!(run(&seen, &BOUNDS), [5, 5, 5]);
     }
 
     #[test]
