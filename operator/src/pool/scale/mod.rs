@@ -83,8 +83,7 @@ pub async fn scale(pools: &Pools, pool: &BuilderPool) -> Scaled {
     };
     let pods = pods_of(pools, pool);
     let troubles: Vec<String> = pods.iter().filter_map(|pod| trouble(pod)).collect();
-    let stuck = !troubles.is_empty();
-    let decision = decide(pools, pool, &lead, &figures, &pods, replicas, stuck);
+    let decision = decide(pools, pool, &lead, &figures, &pods, replicas, !troubles.is_empty());
     let views: Vec<PodView> = pods.iter().map(|pod| view(pod)).collect();
     let plan = plan(pool, &views, &figures.builders, replicas, &decision, live.rolling);
     note(pools, pool, &lead, decision.replicas, troubles).await;
@@ -99,16 +98,12 @@ pub async fn scale(pools: &Pools, pool: &BuilderPool) -> Scaled {
         // What the queue says of it is wanted now, not in two seconds.
         pools.hurry.notify_one();
     }
-    let needed = needed(&snapshot(pool, &figures, &pods, replicas, stuck));
-    // Fewer when the window is over, or more if what waits goes on waiting.
-    let to_come =
-        |bounds: Bounds| needed < plan.replicas || (!stuck && needed.min(bounds.max) > decision.replicas);
-    let unfinished = steps > 0 || auto(&pool.spec).is_some_and(to_come);
+    let to_come = needed(&snapshot(pool, &figures, &pods, replicas, false)) < plan.replicas;
     Scaled {
         replicas: plan.replicas.max(decision.replicas),
         target: decision.replicas,
         reason: decision.reason,
-        unfinished,
+        unfinished: steps > 0 || (auto(&pool.spec).is_some() && to_come),
     }
 }
 
