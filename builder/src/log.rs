@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use harmonia_nix::daemon::{Event, Message, Sink};
+use harmonia_nix::daemon::{Message, Sink};
 use harmonia_queue::Fence;
 use harmonia_queue::builder::{LogPiece, Session};
 use tokio::time::sleep;
@@ -96,7 +96,7 @@ impl Drop for Spool {
 
 impl Sink for Spool {
     async fn take(&mut self, message: Message) {
-        if let Some(Event::LogLine { line, .. }) = message.event()
+        if let Some(line) = message.log_line()
             && let Err(error) = self.line(line)
         {
             // The disk is full, most likely; the build will say so itself.

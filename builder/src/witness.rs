@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use harmonia_nix::daemon::{Event, Message, Sink};
+use harmonia_nix::daemon::{Message, Sink};
 
 use crate::store::free_bytes;
 
@@ -32,7 +32,7 @@ impl<'a, S: Sink> Witness<'a, S> {
 
 impl<S: Sink> Sink for Witness<'_, S> {
     async fn take(&mut self, message: Message) {
-        if let Some(Event::LogLine { line, .. }) = message.event()
+        if let Some(line) = message.log_line()
             && line.windows(NO_SPACE.len()).any(|words| words == NO_SPACE.as_bytes())
         {
             self.least_free();

@@ -5,7 +5,6 @@ use std::time::Duration;
 use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 
 use super::message::{Quiet, Sink};
@@ -27,9 +26,9 @@ pub struct Connection {
 }
 
 #[derive(Debug)]
-pub(super) struct Stream {
-    pub(super) input: BufReader<OwnedReadHalf>,
-    pub(super) output: OwnedWriteHalf,
+struct Stream {
+    input: BufReader<OwnedReadHalf>,
+    output: OwnedWriteHalf,
 }
 
 impl Connection {
@@ -96,30 +95,14 @@ impl Connection {
         limit: Duration,
         sink: &mut impl Sink,
     ) -> Result<A> {
-        let mut stream = self.begin()?;
+        let mut stream = self.stream.take().ok_or(Error::Broken)?;
         let work = async {
             stream.send(&request).await?;
             stream.finish(self.server.minor, sink).await
         };
-        let outcome = timeout(limit, work).await;
-        self.end(stream, request, limit, outcome)
-    }
-
-    pub(super) fn begin(&mut self) -> Result<Stream> {
-        self.stream.take().ok_or(Error::Broken)
-    }
-
-    /// Keeps the stream if the operation left it between two operations: after an answer, and after an error of the
-    /// daemon, which stands in the place of an answer.
-    pub(super) fn end<A>(
-        &mut self,
-        stream: Stream,
-        request: Request,
-        limit: Duration,
-        outcome: std::result::Result<Result<A>, Elapsed>,
-    ) -> Result<A> {
-        let outcome =
-            outcome.unwrap_or_else(|_| Err(Error::TimedOut { operation: request.op.name(), limit }));
+        let late = |_| Err(Error::TimedOut { operation: request.op.name(), limit });
+        let outcome = timeout(limit, work).await.unwrap_or_else(late);
+        // Between two operations: after an answer, and after an error of the daemon, which stands in the place of one.
         if matches!(outcome, Ok(_) | Err(Error::Daemon(_))) {
             self.stream = Some(stream);
         }
@@ -128,29 +111,23 @@ impl Connection {
 }
 
 impl Stream {
-    pub(super) async fn send(&mut self, request: &Request) -> Result<()> {
+    async fn send(&mut self, request: &Request) -> Result<()> {
         Ok(self.output.write_all(&request.bytes).await.map_err(wire::Error::from)?)
     }
 
+    /// Passes on messages until they end, and reads the answer.
     async fn finish<A: Answer>(&mut self, minor: u8, sink: &mut impl Sink) -> Result<A> {
-        finish(&mut self.input, minor, sink).await
-    }
-}
-
-/// Passes on messages until they end, and reads the answer.
-pub(super) async fn finish<A: Answer>(
-    input: &mut BufReader<OwnedReadHalf>,
-    minor: u8,
-    sink: &mut impl Sink,
-) -> Result<A> {
-    loop {
-        match message::read(input, minor).await? {
-            Step::Message(message) => sink.take(message).await,
-            Step::Last => return Ok(A::read(input, minor).await?),
-            Step::Failed(error) => return Err(Error::Daemon(error)),
-            // No operation here has data of that kind since 1.23.
-            Step::Read(length) => return Err(wire::Error::unexpected("a request for data", length).into()),
-            Step::Write(data) => return Err(wire::Error::unexpected("bytes of data", data.len()).into()),
+        loop {
+            match message::read(&mut self.input, minor).await? {
+                Step::Message(message) => sink.take(message).await,
+                Step::Last => return Ok(A::read(&mut self.input, minor).await?),
+                Step::Failed(error) => return Err(Error::Daemon(error)),
+                // No operation here has data of that kind since 1.23.
+                Step::Read(length) => {
+                    return Err(wire::Error::unexpected("a request for data", length).into());
+                }
+                Step::Write(data) => return Err(wire::Error::unexpected("bytes of data", data.len()).into()),
+            }
         }
     }
 }

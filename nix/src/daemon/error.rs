@@ -41,14 +41,6 @@ pub enum Error {
         "this connection to the Nix daemon is closed, because an earlier operation on it was not completed"
     )]
     Broken,
-    /// The NAR to be added cannot be read. The connection is closed.
-    #[error("the NAR of {path} cannot be read")]
-    Source {
-        /// The path that it is of.
-        path: StorePath,
-        /// What its reader said.
-        source: io::Error,
-    },
     /// A path cannot be deleted, for this one is held. Nothing was deleted.
     #[error("{path} cannot be deleted: the garbage collector root {root} holds {alive}")]
     Alive {

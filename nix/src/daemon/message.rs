@@ -124,61 +124,14 @@ numbers! {
     }
 }
 
-/// What matters most of a build's messages.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event<'a> {
-    /// A line of a build's log, without its line break.
-    LogLine {
-        /// The build's activity.
-        id: u64,
-        /// The line, in whatever encoding the build has.
-        line: &'a [u8],
-    },
-    /// A build enters a phase.
-    Phase {
-        /// The build's activity.
-        id: u64,
-        /// The phase.
-        phase: &'a [u8],
-    },
-    /// How far an activity is, in its own unit: bytes of a copy, derivations of a build.
-    Progress {
-        /// The activity.
-        id: u64,
-        /// That much is done,
-        done: u64,
-        /// of that much,
-        expected: u64,
-        /// with that much running
-        running: u64,
-        /// and that much failed.
-        failed: u64,
-    },
-}
-
 impl Message {
-    /// The event in it, if it is one.
-    pub fn event(&self) -> Option<Event<'_>> {
-        let Self::Result { id, kind, fields } = self else { return None };
-        match (kind, fields.as_slice()) {
-            (ResultKind::BuildLogLine, [Field::Text(line), ..]) => Some(Event::LogLine { id: *id, line }),
-            (ResultKind::SetPhase, [Field::Text(phase), ..]) => Some(Event::Phase { id: *id, phase }),
-            (
-                ResultKind::Progress,
-                [
-                    Field::Number(done),
-                    Field::Number(expected),
-                    Field::Number(running),
-                    Field::Number(failed),
-                    ..,
-                ],
-            ) => Some(Event::Progress {
-                id: *id,
-                done: *done,
-                expected: *expected,
-                running: *running,
-                failed: *failed,
-            }),
+    /// The line of a build's log in it, if it has one: without its line break, in whatever encoding the build has.
+    pub fn log_line(&self) -> Option<&[u8]> {
+        match self {
+            Self::Result { kind: ResultKind::BuildLogLine, fields, .. } => match fields.as_slice() {
+                [Field::Text(line), ..] => Some(line),
+                _ => None,
+            },
             _ => None,
         }
     }

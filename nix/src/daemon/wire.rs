@@ -236,12 +236,6 @@ pub(super) async fn path<R: Input>(input: &mut R) -> Result<StorePath> {
     store_path(&word(input, "a store path", MAX_PATH).await?)
 }
 
-/// A path, or an empty string for none.
-pub(super) async fn optional_path<R: Input>(input: &mut R) -> Result<Option<StorePath>> {
-    let path = word(input, "a store path", MAX_PATH).await?;
-    Some(path).filter(|path| !path.is_empty()).map(|path| store_path(&path)).transpose()
-}
-
 fn store_path(path: &str) -> Result<StorePath> {
     path.parse().map_err(|_| Error::unexpected("a store path", path))
 }

@@ -54,11 +54,6 @@ impl Bytes {
         Self::new().n(ERROR).s("Error").n(0).s("Error").s(message).n(0).n(0)
     }
 
-    pub fn path_info() -> Self {
-        let hash = "00".repeat(32);
-        Self::new().s("").s(hash).list(&[PATH]).n(7).n(120).n(1).list(&["key:sig"]).s("fixed:r:sha256:x")
-    }
-
     pub fn build_result(minor: u8) -> Self {
         let mut bytes = Self::new().n(3).s("\u{1b}[31mfailed\u{1b}[0m");
         if minor >= 29 {

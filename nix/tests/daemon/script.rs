@@ -2,15 +2,12 @@
 
 use std::time::Duration;
 
-use harmonia_nix::Sha256;
-use harmonia_nix::daemon::{Connection, Error, Options, PathInfo, Quiet, Verbosity, wire};
+use harmonia_nix::daemon::{Connection, Error, Options, Quiet, Verbosity, wire};
 use nix_derivation::StorePath;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
 use crate::bytes::{Bytes, LAST, PATH, READ, WRITE};
-
-const LIMIT: Duration = Duration::from_secs(20);
 
 fn path() -> StorePath {
     PATH.parse().unwrap()
@@ -152,82 +149,4 @@ async fn a_daemon_that_leaves_is_lost() {
     drop(daemon);
     let error = connection.is_valid_path(&path()).await.unwrap_err();
     assert!(error.is_lost(), "{error}");
-}
-
-fn info(nar_size: u64) -> PathInfo {
-    PathInfo {
-        deriver: None,
-        nar_hash: Sha256::of(""),
-        references: [path()].into(),
-        registration_time: 0,
-        nar_size,
-        ultimate: false,
-        signatures: ["key:sig".to_owned()].into(),
-        content_address: None,
-    }
-}
-
-async fn add(
-    connection: &mut Connection,
-    nar_size: u64,
-    mut nar: impl AsyncRead + Unpin + Send,
-) -> Result<(), Error> {
-    connection.add_to_store_nar(&path(), &info(nar_size), &mut nar, false, LIMIT, &mut Quiet).await
-}
-
-fn add_request(nar_size: u64) -> Bytes {
-    let hash = Sha256::of("").hex();
-    Bytes::new()
-        .n(39)
-        .s(PATH)
-        .s("")
-        .s(hash)
-        .list(&[PATH])
-        .n(0)
-        .n(nar_size)
-        .n(0)
-        .list(&["key:sig"])
-        .s("")
-        .n(0)
-        .n(1)
-}
-
-#[tokio::test]
-async fn a_nar_travels_in_frames() {
-    let (mut connection, mut daemon) = connected().await;
-    let nar: Vec<u8> = (0..100_000_u32).map(|number| number as u8).collect();
-    let mut expected = add_request(100_000).0;
-    let (first, second) = nar.split_at(64 << 10);
-    for frame in [first, second, &[]] {
-        expected.extend((frame.len() as u64).to_le_bytes());
-        expected.extend(frame);
-    }
-    let mut sent = vec![0; expected.len()];
-    let adding = add(&mut connection, 100_000, nar.as_slice());
-    let receive = async {
-        daemon.read_exact(&mut sent).await.unwrap();
-        daemon.write_all(&Bytes::new().n(LAST).0).await.unwrap();
-    };
-    let (added, ()) = tokio::join!(adding, receive);
-    added.unwrap();
-    assert!(sent == expected);
-}
-
-#[tokio::test]
-async fn a_nar_is_not_sent_to_its_end_once_the_daemon_has_refused() {
-    let (mut connection, mut daemon) = connected().await;
-    // Never ends, and gives nothing after its first bytes.
-    let (mut writer, nar) = tokio::io::duplex(100);
-    writer.write_all(b"beginning").await.unwrap();
-    let refuse = async {
-        daemon.read_exact(&mut vec![0; add_request(5).0.len()]).await.unwrap();
-        daemon.write_all(&Bytes::error("enough").0).await.unwrap();
-        // The empty frame, and with it the end of the operation.
-        assert_eq!(daemon.read_u64_le().await.unwrap(), 0);
-        daemon.write_all(&Bytes::new().n(LAST).n(1).0).await.unwrap();
-    };
-    let adding = add(&mut connection, 5, nar);
-    let (refused, ()) = tokio::join!(adding, refuse);
-    assert!(matches!(refused, Err(Error::Daemon(_))));
-    assert!(connection.is_valid_path(&path()).await.unwrap());
 }

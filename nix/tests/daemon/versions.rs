@@ -5,7 +5,7 @@ use std::time::Duration;
 use harmonia_nix::daemon::wire::message::{self, Step};
 use harmonia_nix::daemon::wire::{Error, handshake, parse};
 use harmonia_nix::daemon::{
-    ActivityKind, BuildResult, BuildStatus, DaemonError, Event, Field, Message, PathInfo, ResultKind, Trust,
+    ActivityKind, BuildResult, BuildStatus, DaemonError, Field, Message, ResultKind, Trust,
 };
 
 use crate::bytes::{Bytes, ERROR, MAGIC, PATH};
@@ -103,42 +103,13 @@ fn result(kind: ResultKind, fields: Vec<Field>) -> Message {
 }
 
 #[test]
-fn results_become_events() {
-    let line = result(ResultKind::BuildLogLine, vec![Field::Text(b"caf\xe9".to_vec())]);
-    assert_eq!(line.event(), Some(Event::LogLine { id: 1, line: b"caf\xe9" }));
-    let phase = result(ResultKind::SetPhase, vec![Field::Text(b"check".to_vec())]);
-    assert_eq!(phase.event(), Some(Event::Phase { id: 1, phase: b"check" }));
-    let progress = result(ResultKind::Progress, (1..=4).map(Field::Number).collect());
-    let expected = Event::Progress { id: 1, done: 1, expected: 2, running: 3, failed: 4 };
-    assert_eq!(progress.event(), Some(expected));
-}
-
-#[test]
-fn results_with_other_fields_are_no_events() {
-    for kind in [ResultKind::BuildLogLine, ResultKind::SetPhase, ResultKind::Progress, ResultKind::Other(999)]
-    {
-        assert_eq!(result(kind, vec![]).event(), None);
+fn a_line_of_a_log_is_told_from_other_results() {
+    let line = vec![Field::Text(b"caf\xe9".to_vec())];
+    assert_eq!(result(ResultKind::BuildLogLine, line.clone()).log_line(), Some(&b"caf\xe9"[..]));
+    assert_eq!(result(ResultKind::PostBuildLogLine, line).log_line(), None);
+    for fields in [vec![], vec![Field::Number(1)]] {
+        assert_eq!(result(ResultKind::BuildLogLine, fields).log_line(), None);
     }
-    assert_eq!(result(ResultKind::BuildLogLine, vec![Field::Number(1)]).event(), None);
-}
-
-#[test]
-fn what_is_known_of_a_path_is_understood() {
-    let bytes = Bytes::path_info().0;
-    let mut rest = bytes.as_slice();
-    let info: PathInfo = parse(&mut rest, 34).unwrap();
-    assert!(rest.is_empty());
-    assert_eq!((info.deriver, info.nar_hash.0, info.registration_time), (None, [0; 32], 7));
-    assert_eq!((info.nar_size, info.ultimate), (120, true));
-    assert_eq!(info.references.first().unwrap().to_string(), PATH);
-    assert_eq!(info.signatures.first().unwrap(), "key:sig");
-    assert_eq!(info.content_address.as_deref(), Some("fixed:r:sha256:x"));
-}
-
-#[test]
-fn a_path_without_information_is_not_valid() {
-    let bytes = Bytes::new().n(0).0;
-    assert_eq!(parse::<Option<PathInfo>>(&mut bytes.as_slice(), 34).unwrap(), None);
 }
 
 #[test]

@@ -3,19 +3,14 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io;
-use std::pin::Pin;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use harmonia_nix::Sha256;
 use harmonia_nix::daemon::{
-    ActivityKind, BasicDerivation, BuildMode, BuildResult, BuildStatus, Connection, Daemon, Error, Event,
-    Field, Garbage, Message, Options, PathInfo, Quiet, Sink, Trust,
+    ActivityKind, BasicDerivation, BuildMode, BuildResult, BuildStatus, Connection, Daemon, Error, Field,
+    Garbage, Message, Options, Quiet, Sink, Trust,
 };
 use harmonia_tests::nixes::{Expression, Nix, Version};
-use nix_derivation::{Derivation, DerivedPath, StorePath};
-use tokio::io::{AsyncRead, ReadBuf};
+use nix_derivation::{Derivation, StorePath};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
@@ -90,7 +85,7 @@ async fn build_with_log(
     let mut connection = connect_with(nix, options).await;
     let mut lines = Vec::new();
     let mut keep = |message: Message| {
-        if let Some(Event::LogLine { line, .. }) = message.event() {
+        if let Some(line) = message.log_line() {
             lines.push(line.to_vec());
         }
     };
@@ -101,14 +96,18 @@ async fn build_with_log(
 
 #[tokio::test]
 async fn a_daemon_says_what_it_is() {
+    // The new one is what Debian has when `./dev` gets it.
     for (version, minor, nix_version, trust) in
-        [(Version::Old, 34, "2.8", Trust::Unknown), (Version::New, 38, "2.34", Trust::Trusted)]
+        [(Version::Old, 34, (2, 8), Trust::Unknown), (Version::New, 38, (2, 34), Trust::Trusted)]
     {
         let nix = start(version).await;
         let connection = connect(&nix).await;
         let server = connection.server();
-        assert_eq!((server.minor, server.trust), (minor, trust));
-        assert!(server.nix_version.starts_with(nix_version), "{}", server.nix_version);
+        assert!(server.minor >= minor, "1.{}", server.minor);
+        assert_eq!(server.trust, trust);
+        let mut numbers = server.nix_version.split('.').map(|number| number.parse().unwrap_or(0));
+        let found = (numbers.next().unwrap(), numbers.next().unwrap());
+        assert!(found >= nix_version, "{}", server.nix_version);
     }
 }
 
@@ -139,69 +138,6 @@ async fn valid_paths_are_told_from_others() {
             let found = connection.query_valid_paths(&both, substitute, LIMIT, &mut Quiet).await.unwrap();
             assert_eq!(found, BTreeSet::from([valid.clone()]));
         }
-        assert_in_step(&mut connection).await;
-    }
-}
-
-#[tokio::test]
-async fn what_is_known_of_a_path_is_what_nix_says() {
-    for version in Version::ALL {
-        let nix = start(version).await;
-        let below = Expression::trivial("below");
-        let above = Expression::new("above", "echo $below $out >$out").input("below", &below);
-        let above = nix.build(&above);
-        let query = |what: &str| nix.run("nix-store", &["--query", what, &above]);
-        let mut connection = connect(&nix).await;
-        let info = connection.query_path_info(&path(&above)).await.unwrap().unwrap();
-        assert_eq!(info.nar_hash, query("--hash").parse::<Sha256>().unwrap());
-        assert_eq!(info.nar_size.to_string(), query("--size"));
-        assert_eq!(info.references, query("--references").lines().map(path).collect());
-        assert_eq!(info.deriver.unwrap().to_string(), query("--deriver"));
-        assert!(info.ultimate && info.registration_time > 0);
-        assert_eq!(info.content_address, None);
-        assert_eq!(connection.query_path_info(&nothing()).await.unwrap(), None);
-        assert_in_step(&mut connection).await;
-    }
-}
-
-#[tokio::test]
-async fn a_content_address_and_signatures_are_told() {
-    for version in Version::ALL {
-        let nix = start(version).await;
-        let built = nix.build(&Expression::fixed_output("fixed", "content"));
-        let secret = nix.root().join("secret");
-        let public = nix.root().join("public");
-        nix.run(
-            "nix-store",
-            &["--generate-binary-cache-key", "test-1", secret.to_str().unwrap(), public.to_str().unwrap()],
-        );
-        nix.run("nix", &["store", "sign", "--key-file", secret.to_str().unwrap(), &built]);
-        let mut connection = connect(&nix).await;
-        let info = connection.query_path_info(&path(&built)).await.unwrap().unwrap();
-        let address = format!("fixed:sha256:{}", Sha256::of("content").nix32());
-        assert_eq!(info.content_address, Some(address));
-        assert!(info.signatures.iter().any(|signature| signature.starts_with("test-1:")), "{info:?}");
-        assert_in_step(&mut connection).await;
-    }
-}
-
-#[tokio::test]
-async fn what_is_missing_is_told_by_how_to_get_it() {
-    for version in Version::ALL {
-        let (cache, substitutable) = binary_cache(version).await;
-        let nix = start_with(version, &substitutes(&cache)).await;
-        let drv = path(&nix.instantiate(&Expression::trivial("unbuilt")));
-        let mut connection = connect(&nix).await;
-        let targets = [
-            DerivedPath::Opaque(substitutable.clone()),
-            DerivedPath::Opaque(nothing()),
-            DerivedPath::parse_legacy_in(&Default::default(), &format!("{drv}!out")).unwrap(),
-        ];
-        let missing = connection.query_missing(&targets).await.unwrap();
-        assert!(missing.will_build.contains(&drv), "{missing:?}");
-        assert!(missing.will_substitute.contains(&substitutable), "{missing:?}");
-        assert_eq!(missing.unknown, BTreeSet::from([nothing()]));
-        assert!(missing.download_size > 0 && missing.nar_size > 0, "{missing:?}");
         assert_in_step(&mut connection).await;
     }
 }
@@ -445,11 +381,10 @@ async fn a_silent_build_times_out() {
     for version in Version::ALL {
         let nix = start(version).await;
         let options = Options { max_silent: Duration::from_secs(1), ..Options::default() };
-        let (result, lines) =
+        let (result, _) =
             build_with_log(&nix, &options, &Expression::new("silent", "echo begun; sleep 1000")).await;
         assert_eq!(result.status, BuildStatus::TimedOut, "{result:?}");
         assert!(result.message.contains("after 1 seconds"), "{result:?}");
-        assert_eq!(lines, [b"begun"]);
     }
 }
 
@@ -544,7 +479,7 @@ async fn a_slow_reader_slows_the_build_and_loses_nothing() {
         let counting = async {
             let mut lines = 0;
             while let Some(message) = receiver.recv().await {
-                lines += u32::from(matches!(message.event(), Some(Event::LogLine { .. })));
+                lines += u32::from(message.log_line().is_some());
             }
             lines
         };
@@ -591,15 +526,8 @@ async fn messages_that_a_build_forges_break_nothing() {
         );
         let resolved = resolved(&nix, &Expression::new("forger", &script));
         let mut connection = connect(&nix).await;
-        let mut phases = Vec::new();
-        let mut keep = |message: Message| {
-            if let Some(Event::Phase { phase, .. }) = message.event() {
-                phases.push(phase.to_vec());
-            }
-        };
-        let result = build(&mut connection, &resolved, &mut keep).await;
+        let result = build(&mut connection, &resolved, &mut Quiet).await;
         assert_eq!(result.status, BuildStatus::Built, "{result:?}");
-        assert_eq!(phases, [b"configure"]);
         assert_in_step(&mut connection).await;
     }
 }
@@ -626,7 +554,7 @@ fn runs(word: &str) -> bool {
 
 async fn has_begun(messages: &mut mpsc::Receiver<Message>) {
     while let Some(message) = messages.recv().await {
-        if matches!(message.event(), Some(Event::LogLine { line: b"begun", .. })) {
+        if message.log_line() == Some(b"begun") {
             return;
         }
     }
@@ -726,116 +654,5 @@ async fn builds_run_side_by_side() {
         for build in builds.collect::<Vec<_>>() {
             assert_eq!(build.await.unwrap(), BuildStatus::Built);
         }
-    }
-}
-
-/// A path of a store of its own: its NAR and what is known of it.
-async fn packed(version: Version, expression: &Expression) -> (StorePath, PathInfo, Vec<u8>) {
-    let nix = start(version).await;
-    let built = nix.build(expression);
-    let nar = nix.command("nix-store").args(["--dump", &nix.real(&built).display().to_string()]).output();
-    let info = connect(&nix).await.query_path_info(&path(&built)).await.unwrap().unwrap();
-    (path(&built), info, nar.unwrap().stdout)
-}
-
-async fn add(
-    connection: &mut Connection,
-    path: &StorePath,
-    info: &PathInfo,
-    nar: &mut (impl AsyncRead + Unpin + Send),
-) -> Result<(), Error> {
-    connection.add_to_store_nar(path, info, nar, false, LIMIT, &mut Quiet).await
-}
-
-#[tokio::test]
-async fn a_path_is_added_by_its_nar() {
-    for version in Version::ALL {
-        let script = "mkdir $out; seq 2000000 >$out/numbers; ln -s $out $out/self";
-        let (path, info, nar) = packed(version, &Expression::new("large", script)).await;
-        assert!(nar.len() > 10_000_000);
-        let nix = start(version).await;
-        let mut connection = connect(&nix).await;
-        add(&mut connection, &path, &info, &mut nar.as_slice()).await.unwrap();
-        let added = connection.query_path_info(&path).await.unwrap().unwrap();
-        let facts = |info: PathInfo| (info.nar_hash, info.nar_size, info.references, info.deriver);
-        assert_eq!(facts(added), facts(info));
-        nix.run("nix-store", &["--verify-path", &path.to_string()]);
-        // The daemon reads the frames of a path that it has, too.
-        assert_in_step(&mut connection).await;
-    }
-}
-
-#[tokio::test]
-async fn a_path_that_is_there_may_be_added_again() {
-    for version in Version::ALL {
-        let (path, info, nar) = packed(version, &Expression::files("files", 100)).await;
-        let nix = start(version).await;
-        let mut connection = connect(&nix).await;
-        for _ in 0..2 {
-            add(&mut connection, &path, &info, &mut nar.as_slice()).await.unwrap();
-        }
-        assert_in_step(&mut connection).await;
-    }
-}
-
-#[tokio::test]
-async fn a_nar_that_is_not_what_it_should_be_is_refused() {
-    for version in Version::ALL {
-        let (path, info, nar) = packed(version, &Expression::files("files", 100)).await;
-        let nix = start(version).await;
-        let mut connection = connect(&nix).await;
-        let other = PathInfo { nar_hash: Sha256::of("other"), ..info.clone() };
-        let cut = &nar[..nar.len() / 2];
-        for (info, mut nar) in [(&other, nar.as_slice()), (&info, cut), (&info, b"no NAR")] {
-            let error = add(&mut connection, &path, info, &mut nar).await.unwrap_err();
-            assert!(matches!(error, Error::Daemon(_)), "{error}");
-            assert!(!connection.is_valid_path(&path).await.unwrap());
-        }
-    }
-}
-
-#[tokio::test]
-async fn an_unsigned_nar_is_refused_where_signatures_are_checked() {
-    for version in Version::ALL {
-        let (path, info, nar) = packed(version, &Expression::trivial("unsigned")).await;
-        // What was built here counts as signed.
-        let info = PathInfo { ultimate: false, ..info };
-        let nix = start(version).await;
-        let mut connection = connect(&nix).await;
-        let error = connection
-            .add_to_store_nar(&path, &info, &mut nar.as_slice(), true, LIMIT, &mut Quiet)
-            .await
-            .unwrap_err();
-        assert!(matches!(&error, Error::Daemon(_)) && error.to_string().contains("signature"), "{error}");
-        assert_in_step(&mut connection).await;
-    }
-}
-
-/// Gives its bytes, and then fails.
-struct Failing<'a>(&'a [u8]);
-
-impl AsyncRead for Failing<'_> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        if self.0.is_empty() {
-            return Poll::Ready(Err(io::Error::other("the disk is gone")));
-        }
-        Pin::new(&mut self.0).poll_read(context, buffer)
-    }
-}
-
-#[tokio::test]
-async fn a_nar_that_cannot_be_read_to_its_end_adds_nothing() {
-    for version in Version::ALL {
-        let (path, info, nar) = packed(version, &Expression::files("files", 1000)).await;
-        let nix = start(version).await;
-        let mut connection = connect(&nix).await;
-        let error = add(&mut connection, &path, &info, &mut Failing(&nar)).await.unwrap_err();
-        assert!(matches!(&error, Error::Source { .. }), "{error}");
-        assert!(matches!(connection.is_valid_path(&path).await, Err(Error::Broken)));
-        assert!(!connect(&nix).await.is_valid_path(&path).await.unwrap());
     }
 }

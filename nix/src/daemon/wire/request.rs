@@ -20,16 +20,10 @@ pub enum Op {
     SetOptions = 19,
     /// Delete what is dead, or the given paths.
     CollectGarbage = 20,
-    /// What is known of a path.
-    QueryPathInfo = 26,
     /// Which of the given paths are valid.
     QueryValidPaths = 31,
     /// Build a derivation that is given by value.
     BuildDerivation = 36,
-    /// Add a path by its NAR.
-    AddToStoreNar = 39,
-    /// What has to be built and fetched.
-    QueryMissing = 40,
 }
 
 impl Op {
@@ -43,11 +37,8 @@ impl Op {
             Self::FindRoots => "FindRoots",
             Self::SetOptions => "SetOptions",
             Self::CollectGarbage => "CollectGarbage",
-            Self::QueryPathInfo => "QueryPathInfo",
             Self::QueryValidPaths => "QueryValidPaths",
             Self::BuildDerivation => "BuildDerivation",
-            Self::AddToStoreNar => "AddToStoreNar",
-            Self::QueryMissing => "QueryMissing",
         }
     }
 }
