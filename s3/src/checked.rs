@@ -1,4 +1,4 @@
-//! What s3s-fs lacks of S3: SHA-256 checksums of parts and, from them, of the whole.
+//! What s3s-fs lacks of S3: SHA-256 checksums of parts and, from them, of the whole; and lists of large buckets.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,6 +13,8 @@ use s3s::dto::*;
 use s3s::{S3, S3Request, S3Response, S3Result, s3_error};
 use s3s_fs::FileSystem;
 use sha2::{Digest, Sha256};
+
+use crate::list::list;
 
 /// s3s-fs with checksums of multipart uploads. Nothing is kept in memory: a part's checksum is computed from its file when
 /// the upload is completed, and the whole's is added to what s3s-fs itself keeps of the object.
@@ -135,7 +137,6 @@ impl S3 for Checked {
         get_bucket_location(GetBucketLocationInput) -> GetBucketLocationOutput;
         head_bucket(HeadBucketInput) -> HeadBucketOutput;
         list_objects(ListObjectsInput) -> ListObjectsOutput;
-        list_objects_v2(ListObjectsV2Input) -> ListObjectsV2Output;
         list_parts(ListPartsInput) -> ListPartsOutput;
     }
 
@@ -189,6 +190,22 @@ impl S3 for Checked {
         let response = self.files.complete_multipart_upload(request).await?;
         add_checksum(info, whole).await.map_err(|error| s3_error!(error, InternalError))?;
         Ok(response)
+    }
+
+    async fn list_objects_v2(
+        &self,
+        request: S3Request<ListObjectsV2Input>,
+    ) -> S3Result<S3Response<ListObjectsV2Output>> {
+        if request.input.delimiter.as_ref().is_some_and(|delimiter| delimiter != "/") {
+            return self.files.list_objects_v2(request).await;
+        }
+        let bucket = self.root.join(&request.input.bucket);
+        if !bucket.is_dir() {
+            return Err(s3_error!(NoSuchBucket));
+        }
+        let listed = tokio::task::spawn_blocking(move || list(&bucket, request.input)).await;
+        let listed = listed.map_err(io::Error::other).flatten();
+        listed.map(S3Response::new).map_err(|error| s3_error!(error, InternalError))
     }
 
     async fn list_multipart_uploads(

@@ -2,6 +2,7 @@
 //! which no other one shares the directory with.
 
 mod checked;
+mod list;
 
 use std::future::Future;
 use std::io;
@@ -10,6 +11,7 @@ use std::path::Path;
 use axum::Router;
 use axum::error_handling::HandleError;
 use axum::http::StatusCode;
+use axum::serve::ListenerExt;
 use s3s::auth::SimpleAuth;
 use s3s::service::{S3Service, S3ServiceBuilder};
 use tokio::net::TcpListener;
@@ -26,11 +28,20 @@ pub async fn serve(
 ) -> io::Result<()> {
     let mut builder = S3ServiceBuilder::new(Checked::new(root)?);
     builder.set_auth(SimpleAuth::from_single(key.to_owned(), secret.to_owned()));
-    axum::serve(listener, router(builder.build())).with_graceful_shutdown(stop).await
+    answer(listener, builder.build(), stop).await
 }
 
-/// A service with everything it answers.
-pub fn router(service: S3Service) -> Router {
+/// The same by any service.
+pub async fn answer(
+    listener: TcpListener,
+    service: S3Service,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> io::Result<()> {
+    // The body of a small object is not to wait until the head of the answer is acknowledged, for 40 ms.
+    let listener = listener.tap_io(|stream| {
+        let _ = stream.set_nodelay(true);
+    });
     let service = HandleError::new(service, |_| async { StatusCode::INTERNAL_SERVER_ERROR });
-    Router::new().fallback_service(service)
+    let router = Router::new().fallback_service(service);
+    axum::serve(listener, router).with_graceful_shutdown(stop).await
 }

@@ -77,3 +77,41 @@ async fn an_upload_in_parts_goes_on_after_a_restart_and_its_checksum_stays() {
     assert_eq!(head.checksum_type(), Some(&ChecksumType::Composite));
     third.stop().await;
 }
+
+/// Keys of all pages, and prefixes that several have in common.
+async fn list(client: &Client, prefix: &str, delimiter: Option<&str>) -> (Vec<String>, Vec<String>) {
+    let request =
+        client.list_objects_v2().bucket("cache").prefix(prefix).set_delimiter(delimiter.map(Into::into));
+    let pages = request.max_keys(2).into_paginator().send().collect::<Result<Vec<_>, _>>().await.unwrap();
+    assert!(pages.iter().all(|page| page.contents().len() + page.common_prefixes().len() <= 2));
+    let keys = pages.iter().flat_map(|page| page.contents()).filter_map(|object| object.key.clone());
+    let common =
+        pages.iter().flat_map(|page| page.common_prefixes()).filter_map(|common| common.prefix.clone());
+    (keys.collect(), common.collect())
+}
+
+#[tokio::test]
+async fn a_list_has_every_object_once_and_in_order_whatever_its_pages() {
+    let root = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(root.path().join("cache/empty/below")).unwrap();
+    let server = Running::on(root.path()).await;
+    let keys = ["a.narinfo", "b.narinfo", "log/x", "nar-info", "nar/1.nar", "nar/2.nar", "nar/2/deep", "zz"];
+    for key in keys {
+        server.client.put_object().bucket("cache").key(key).body(vec![7; 3].into()).send().await.unwrap();
+    }
+    let expect = |prefix, delimiter, objects: &[&str], common: &[&str]| {
+        let wanted: (Vec<String>, Vec<String>) = (
+            objects.iter().map(ToString::to_string).collect(),
+            common.iter().map(ToString::to_string).collect(),
+        );
+        let listed = list(&server.client, prefix, delimiter);
+        async move { assert_eq!(listed.await, wanted, "{prefix:?} {delimiter:?}") }
+    };
+    expect("", None, &keys, &[]).await;
+    expect("", Some("/"), &["a.narinfo", "b.narinfo", "nar-info", "zz"], &["log/", "nar/"]).await;
+    expect("nar/", Some("/"), &["nar/1.nar", "nar/2.nar"], &["nar/2/"]).await;
+    expect("nar", None, &["nar-info", "nar/1.nar", "nar/2.nar", "nar/2/deep"], &[]).await;
+    expect("none/", None, &[], &[]).await;
+    expect("../", None, &[], &[]).await;
+    server.stop().await;
+}
