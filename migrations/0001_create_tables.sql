@@ -39,6 +39,7 @@ INSERT INTO ci.failure_kind VALUES
   ('oom',           false, false, true),
   ('disk_full',     false, false, true),
   ('network',       false, false, true),
+  ('stale_input',   false, false, false),
   ('daemon_gone',   false, false, true),
   ('upload',        false, false, true),
   ('node_died',     false, false, false),
@@ -466,7 +467,8 @@ CREATE TABLE ci.leadership (
   generation bigint NOT NULL DEFAULT 0,
   replica_id uuid,
   pid        int,                                 -- the backend that holds the lock
-  since      timestamptz
+  since      timestamptz,
+  looked_at  timestamptz                          -- when the janitor's reaper last did
 );
 -- "HCI_JAN" and "HCI_OPR" in ASCII.
 INSERT INTO ci.leadership (name, lock_key) VALUES ('janitor', x'4843495f4a414e'::bigint), ('operator', x'4843495f4f5052'::bigint);

@@ -7,6 +7,7 @@
 -- Errors that a caller can act on carry an SQLSTATE of class HC:
 --   HC001 session unknown or ended   HC002 argument out of bounds   HC003 name taken     HC004 not allowed
 --   HC005 not the leader             HC006 the graph is wrong       HC007 no such thing  HC008 not in this state
+--   HC009 the graph is not known any more
 
 CREATE FUNCTION ci.lease() RETURNS interval LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT interval '2 minutes' $$;
 
@@ -150,9 +151,10 @@ END $$;
 CREATE FUNCTION ci.release_session(p_session bigint) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE v_jobs bigint[]; v_attempts bigint[];
 BEGIN
+  -- First, for it waits for a claim in flight, whose jobs are to be let go of too.
+  UPDATE ci.session SET ended_at = ci.clock() WHERE id = p_session AND ended_at IS NULL;
   SELECT array_agg(job_id), array_agg(attempt) INTO v_jobs, v_attempts
   FROM ci.running WHERE session_id = p_session AND phase <> 'accepted';
-  UPDATE ci.session SET ended_at = ci.clock() WHERE id = p_session AND ended_at IS NULL;
   DELETE FROM ci.drain WHERE session_id = p_session;
   RETURN (SELECT count(*) FROM ci.interrupt(p_session, v_jobs, v_attempts, 'the builder went away'));
 END $$;

@@ -108,6 +108,12 @@ BEGIN
   IF v_bad.max > 4194304 THEN
     PERFORM ci.refuse('HC002', format('a derivation''s text is %s bytes long: at most 4194304 are taken', v_bad.max));
   END IF;
+  IF EXISTS (SELECT FROM unnest(p_features) f WHERE octet_length(f) > 1000) THEN
+    PERFORM ci.refuse('HC002', 'a derivation asks for features of at most 1000 bytes together');
+  END IF;
+  IF EXISTS (SELECT FROM unnest(p_depths || p_heights) n WHERE n NOT BETWEEN 0 AND 1000000) THEN
+    PERFORM ci.refuse('HC002', 'a derivation has chains of 0 to 1000000 derivations below and above it');
+  END IF;
   PERFORM FROM ci.gate FOR KEY SHARE;                                                       -- lock: ingest_gate
   SELECT * INTO v_evaluation FROM ci.evaluation WHERE id = p_evaluation
     AND state = 'evaluating';                                                               -- fence: ingest_state
@@ -120,7 +126,7 @@ BEGIN
          array_agg(j.id) FILTER (WHERE j.state = 'cancelled' OR j.state = 'failed') AS ended, array_agg(DISTINCT j.class_id) AS classes
   INTO v_known FROM unnest(p_known) WITH ORDINALITY k (id, n) LEFT JOIN ci.job j ON j.id = k.id;
   IF -1 = ANY (v_known.depths) THEN                                                         -- fence: dangling_id
-    PERFORM ci.refuse('HC006', 'an input named by its id is not in the database, or no more: ask which are known again');
+    PERFORM ci.refuse('HC009', 'an input named by its id is not in the database, or no more: ask which are known again');
   END IF;
   v_depths := coalesce(p_depths, '{}') || coalesce(v_known.depths, '{}');
   SELECT o, i, i BETWEEN 1 AND cardinality(v_depths) AS there INTO v_bad FROM unnest(p_edge_of, p_edge_to) e (o, i)
@@ -202,6 +208,10 @@ BEGIN
   -- Not left to the conflict alone: that would wait for a resolver that has just written the lane and waits at the gate.
   WHERE c IS NOT NULL AND NOT EXISTS (SELECT FROM ci.lane l WHERE l.project_id = v_evaluation.project_id AND l.tier = v_evaluation.tier AND l.class_id = c)
   ORDER BY c ON CONFLICT DO NOTHING;
+  -- Every class is matched with every kind of node and ranked with all lanes: nobody may have them grow without end.
+  IF (SELECT count(*) FROM ci.lane l WHERE l.project_id = v_evaluation.project_id AND l.tier = v_evaluation.tier) > 1000 THEN
+    PERFORM ci.refuse('HC002', 'a project''s derivations ask for at most 1000 kinds of nodes, each one system with some required features');
+  END IF;
 
   INSERT INTO ci.aterm SELECT v_ids[n], a FROM unnest(p_aterms) WITH ORDINALITY u (a, n) WHERE v_fresh[n] AND a IS NOT NULL;
   WITH made AS MATERIALIZED (SELECT v_ids[o] AS job_id, name, path FROM unnest(p_output_of, p_output_names, p_output_paths) u (o, name, path) WHERE v_fresh[o]),

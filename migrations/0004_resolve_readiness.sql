@@ -90,7 +90,7 @@ BEGIN
        speeds AS (UPDATE ci.node n SET speed = exp(0.9 * ln(n.speed) + 0.1 * s.gain)
                   FROM (SELECT node_id, avg(ln(greatest(least(d.p50 / greatest(m.seconds, 0.1), 10), 0.1))) AS gain
                         FROM names m JOIN ci.duration d USING (name) WHERE cardinality(d.recent) >= 3 AND d.p50 > 1 GROUP BY node_id) s
-                  WHERE n.id = s.node_id AND n.id = ANY (ARRAY(SELECT m.id FROM ci.node m FOR NO KEY UPDATE SKIP LOCKED))),    -- lock: speed_skips
+                  WHERE n.id = s.node_id AND n.id = ANY (ARRAY(SELECT m.id FROM ci.node m WHERE m.id IN (SELECT node_id FROM names) FOR NO KEY UPDATE SKIP LOCKED))),    -- lock: speed_skips
        -- A success ends a row of failures that were the node's own.
        recovered AS (UPDATE ci.session SET streak = 0 WHERE id = ANY (ARRAY(
                        SELECT s.id FROM ci.session s WHERE s.streak > 0 AND s.ended_at IS NULL AND s.node_id IN (SELECT node_id FROM names) FOR UPDATE SKIP LOCKED))),    -- lock: recovered_skips

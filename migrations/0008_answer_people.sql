@@ -68,7 +68,7 @@ BEGIN
   RETURN ci.write_project(p_uid, p_generation, p_name, p_shares, p_max_concurrent, p_pools, p_untrusted_pools, p_paused, p_retention) IS NOT NULL;
 END $$;
 
--- Its evaluations are cancelled, its history stays.
+-- Its evaluations are cancelled, its history stays. What one of its name finds later is new to that one.
 CREATE FUNCTION ci.end_project(p_uid text, p_name text) RETURNS bool LANGUAGE plpgsql AS $$
 DECLARE v_id int;
 BEGIN
@@ -76,8 +76,9 @@ BEGIN
     AND k8s_uid IS NOT DISTINCT FROM p_uid                                                  -- fence: end_project_keeper
   RETURNING id INTO v_id;
   IF NOT FOUND THEN RETURN false; END IF;
-  PERFORM ci.end_evaluation(id, 'cancelled', 'the project was removed') FROM ci.evaluation
+  PERFORM ci.supersede(id, id, 'the project was removed') FROM ci.evaluation
   WHERE project_id = v_id AND state NOT IN ('aborted', 'cancelled');
+  PERFORM ci.forget_branches(v_id);
   INSERT INTO ci.event (kind, subject) VALUES ('p', v_id);                                  -- event: removed_project_reranks
   RETURN true;
 END $$;
@@ -420,6 +421,8 @@ BEGIN
   IF p_scope NOT IN ('read', 'operate', 'admin') THEN
     PERFORM ci.refuse('HC002', format('there is no scope %s: read, operate and admin are', p_scope));
   END IF;
+  -- One that has expired allows nothing, and whose it was may not be shown it any more.
+  DELETE FROM ci.token WHERE name = p_name AND expires_at <= ci.clock();
   INSERT INTO ci.token (name, scope, secret_hash, expires_at) VALUES (p_name, p_scope, ci.secret_hash(v_secret), ci.clock() + p_expires_in)
   ON CONFLICT (name) DO NOTHING;
   IF NOT FOUND THEN

@@ -3,15 +3,32 @@
 
 ------------------------------------------------------------------------------------------------ replicas, leaders
 
--- Registers a replica or says that it lives; created_at stays, so the oldest stays the oldest across a restart.
-CREATE FUNCTION ci.beat(p_replica uuid, p_role text, p_url text) RETURNS void
-  LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-  INSERT INTO ci.replica AS r (id, role, url) VALUES (p_replica, p_role, p_url)
-  ON CONFLICT (id) DO UPDATE SET last_beat = ci.clock(), url = EXCLUDED.url, role = EXCLUDED.role
+-- May this login speak for a replica of that role? Builders show their secrets to whoever is registered as a signer. `up` does
+-- an operator's work, and the owner's logins may do everything.
+CREATE FUNCTION ci.acts_as(p_role text) RETURNS bool LANGUAGE sql STABLE AS $$
+  SELECT EXISTS (SELECT FROM pg_roles g WHERE pg_has_role(session_user, g.oid, 'MEMBER')
+                 AND g.rolname IN ('harmonia_owner', 'harmonia_' || CASE p_role WHEN 'up' THEN 'operator' ELSE p_role END))
 $$;
 
-CREATE FUNCTION ci.leave(p_replica uuid) RETURNS void LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-  AS $$ DELETE FROM ci.replica WHERE id = p_replica $$;
+-- Registers a replica or says that it lives; created_at stays, so the oldest stays the oldest across a restart.
+CREATE FUNCTION ci.beat(p_replica uuid, p_role text, p_url text) RETURNS void
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  INSERT INTO ci.replica AS r (id, role, url)
+  SELECT p_replica, p_role, p_url
+  WHERE ci.acts_as(p_role)                                                                  -- fence: beat_role
+  ON CONFLICT (id) DO UPDATE SET last_beat = ci.clock(), url = EXCLUDED.url, role = EXCLUDED.role
+  WHERE ci.acts_as(r.role);                                                                 -- fence: beat_replica
+  IF NOT FOUND THEN
+    PERFORM ci.refuse('HC004', format('login %s may not speak for replica %s as %L: it is in none of the groups that may',
+      session_user, p_replica, left(p_role, 100)));
+  END IF;
+END $$;
+
+CREATE FUNCTION ci.leave(p_replica uuid) RETURNS void LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  DELETE FROM ci.replica WHERE id = p_replica
+    AND ci.acts_as(role);                                                                   -- fence: leave_replica
+$$;
 
 -- Replicas that beat within the last 30 s, the oldest first.
 CREATE FUNCTION ci.healthy_replicas() RETURNS SETOF ci.replica LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -32,7 +49,7 @@ CREATE FUNCTION ci.lead(p_name text, p_replica uuid) RETURNS bigint
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE v_generation bigint;
 BEGIN
-  UPDATE ci.leadership l SET generation = generation + 1, replica_id = p_replica, pid = pg_backend_pid(), since = ci.clock()
+  UPDATE ci.leadership l SET generation = generation + 1, replica_id = p_replica, pid = pg_backend_pid(), since = ci.clock(), looked_at = ci.clock()
   WHERE l.name = p_name
     AND ci.is_held(l.lock_key, pg_backend_pid())                        -- fence: lead_lock
   RETURNING generation INTO v_generation;
@@ -65,13 +82,16 @@ END $$;
 ------------------------------------------------------------------------------------------------ the janitor's work
 
 -- Builds whose lease ended. Judges nothing until it has led for a whole lease on one connection: after an outage of
--- the database every builder has had the time to say that it lives. A session that lives but does not name a build
--- never got it: that is an interruption, not a failure.
+-- the database every builder has had the time to say that it lives. Likewise if it has not looked for a while: a machine
+-- that slept, or whose clock was set, had no heartbeats either. A session that lives but does not name a build never got
+-- it: that is an interruption, not a failure.
 CREATE FUNCTION ci.reap(p_generation bigint) RETURNS int
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE v_now timestamptz := ci.clock(); v_row record; v_count int := 0; v_kind ci.failure_kind;
+DECLARE v_now timestamptz := ci.clock(); v_since timestamptz := ci.require_leader('janitor', p_generation); v_row record; v_count int := 0; v_kind ci.failure_kind;
 BEGIN
-  IF ci.require_leader('janitor', p_generation) > v_now - ci.lease() THEN RETURN 0; END IF;   -- fence: reap_waits
+  IF (SELECT looked_at FROM ci.leadership WHERE name = 'janitor') < v_now - interval '30 seconds' THEN v_since := v_now; END IF;   -- fence: reap_slept
+  UPDATE ci.leadership SET looked_at = v_now, since = v_since WHERE name = 'janitor';
+  IF v_since > v_now - ci.lease() THEN RETURN 0; END IF;                                    -- fence: reap_waits
   SELECT * INTO v_kind FROM ci.failure_kind WHERE kind = 'node_died';
   FOR v_row IN
     SELECT r.job_id, r.attempt, r.session_id, r.cancelled AND NOT ci.wanted(r.job_id, r.refused) AS cancelled, s.node_id, n.name, s.ended_at IS NULL AND s.last_seen > v_now - ci.lease() AS alive
@@ -155,23 +175,22 @@ BEGIN
     AND NOT EXISTS (SELECT FROM ci.running r WHERE r.session_id = s.id) AND NOT EXISTS (SELECT FROM ci.attempt a WHERE a.session_id = s.id);
 END $$;
 
--- Evaluations past their project's retention, but for pinned ones and the last complete one of a branch, and the jobs
--- that only they needed. At most p_rows rows a call; answers how many went.
+-- Evaluations past their project's retention, but for pinned ones and the last complete one of a branch (ci.is_last), and
+-- the jobs that only they needed. At most p_rows rows a call; answers how many went.
 CREATE FUNCTION ci.retain(p_generation bigint, p_rows int DEFAULT 2000) RETURNS int
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE v_evaluation ci.evaluation; v_count int := 0; v_jobs bigint[]; v_looked bigint[];
 BEGIN
   PERFORM ci.require_leader('janitor', p_generation);
-  PERFORM FROM ci.resolver FOR UPDATE;                                                      -- lock: retain_resolver
-  PERFORM FROM ci.gate FOR UPDATE;                                                          -- lock: retain_gate
+  -- Before anybody has to wait: there may be many to look at. Nobody else removes one.
   SELECT e.* INTO v_evaluation FROM ci.evaluation e JOIN ci.project p ON p.id = e.project_id
-  LEFT JOIN LATERAL (SELECT l.id FROM ci.evaluation l WHERE l.project_id = e.project_id AND l.branch IS NOT DISTINCT FROM e.branch
-                       AND l.id > e.id AND l.state = 'complete' LIMIT 1) later ON true
   WHERE e.created_at < ci.clock() - least(p.retention, e.retention)
     AND NOT e.pinned                                                                        -- fence: pinned
-    AND (e.state IN ('aborted', 'cancelled') OR later.id IS NOT NULL)                       -- fence: last_of_branch
+    AND (e.state IN ('aborted', 'cancelled') OR NOT ci.is_last(e))                          -- fence: last_of_branch
   ORDER BY e.id LIMIT 1;
-  IF FOUND THEN
+  PERFORM FROM ci.resolver FOR UPDATE;                                                      -- lock: retain_resolver
+  PERFORM FROM ci.gate FOR UPDATE;                                                          -- lock: retain_gate
+  IF v_evaluation.id IS NOT NULL THEN
     IF v_evaluation.state NOT IN ('aborted', 'cancelled') THEN
       PERFORM ci.end_evaluation(v_evaluation.id, 'cancelled', 'past its retention');
     END IF;
@@ -206,12 +225,15 @@ BEGIN
   RETURN cardinality(v_looked);
 END $$;
 
--- Builders' transactions last milliseconds. One that stays open holds back vacuum for everybody: it is ended.
+-- Builders' transactions last milliseconds, evaluators' some seconds. One that stays open holds back vacuum for everybody, and
+-- an evaluator's the resolver at the gate: it is ended.
 CREATE FUNCTION ci.end_long_transactions(p_generation bigint, p_older_than interval DEFAULT '10 seconds') RETURNS int
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   PERFORM ci.require_leader('janitor', p_generation);
   RETURN (SELECT count(*) FILTER (WHERE pg_terminate_backend(a.pid)) FROM pg_stat_activity a
+    JOIN pg_roles r ON r.oid = a.usesysid AND NOT r.rolsuper
     WHERE a.datname = current_database() AND a.pid <> pg_backend_pid() AND a.xact_start < clock_timestamp() - p_older_than
-      AND a.usename IN (SELECT login FROM ci.pool));
+      AND (a.usename IN (SELECT login FROM ci.pool)
+           OR a.xact_start < clock_timestamp() - 6 * p_older_than AND pg_has_role(r.oid, 'harmonia_evaluator', 'USAGE')));
 END $$;

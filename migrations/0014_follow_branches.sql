@@ -29,19 +29,29 @@ CREATE TABLE ci.head (
   PRIMARY KEY (project_id, branch)
 );
 
--- pushed: not asked for by a person. superseded_by: the evaluation of a newer push that ended it. tree: what was evaluated, and how.
--- retention: what its source asks for, if that is shorter than the project's.
+-- pushed: not asked for by a person. superseded_by: the evaluation of a newer push that ended it, or itself where it ended because
+-- its branch, its pull request or its project did. tree: what was evaluated, and how. retention: what its source asks for, if
+-- that is shorter than the project's. repeats: what was pushed, and a person wants once more.
 ALTER TABLE ci.evaluation ADD COLUMN pushed bool NOT NULL DEFAULT false, ADD COLUMN pull_request int,
   ADD COLUMN superseded_by bigint, ADD COLUMN tree text CHECK (octet_length(tree) <= 200),
-  ADD COLUMN retention interval;
--- One evaluation of a commit on a branch. A branch that comes back to a commit whose evaluation a newer push ended needs another.
-CREATE UNIQUE INDEX evaluation_pushed ON ci.evaluation (project_id, branch, commit_id, coalesce(pull_request, 0)) WHERE pushed AND superseded_by IS NULL;
+  ADD COLUMN retention interval, ADD COLUMN repeats bigint;
+-- One evaluation of a commit on a branch. A branch that comes back to a commit whose evaluation was ended by us, and not by a
+-- person, needs another; so does a commit that could not be evaluated, for the cause may have passed.
+CREATE UNIQUE INDEX evaluation_pushed ON ci.evaluation (project_id, branch, commit_id, coalesce(pull_request, 0))
+  WHERE pushed AND superseded_by IS NULL AND state <> 'aborted';
 CREATE INDEX evaluation_tree ON ci.evaluation (project_id, tree) WHERE tree IS NOT NULL;
 
 -- Every candidate of a merge queue is judged on its own: its successor does not stand for it.
 CREATE FUNCTION ci.is_merge_queue(p_branch text) RETURNS bool LANGUAGE sql IMMUTABLE AS $$
   SELECT p_branch LIKE 'gh-readonly-queue/%' OR p_branch IN ('staging', 'trying')
 $$;
+
+-- Ends what was pushed, for a reason that may pass: whoever pushes the same commit again has it evaluated again.
+CREATE FUNCTION ci.supersede(p_evaluation bigint, p_by bigint, p_reason text) RETURNS bool LANGUAGE plpgsql AS $$
+BEGIN
+  UPDATE ci.evaluation SET superseded_by = p_by WHERE id = p_evaluation;
+  RETURN ci.end_evaluation(p_evaluation, 'cancelled', p_reason);
+END $$;
 
 -- A branch, or a pull request, is at a commit now. Answers the evaluation of that: the one that is there, or a new one, which ends
 -- older unfinished ones of the same branch. Nothing from outside ends what is trusted.
@@ -63,7 +73,8 @@ BEGIN
     ON CONFLICT (project_id, branch) DO UPDATE SET commit_id = EXCLUDED.commit_id, seen_at = EXCLUDED.seen_at;
   END IF;
   SELECT id INTO v_id FROM ci.evaluation WHERE project_id = v_project AND branch = p_branch AND commit_id = p_commit
-    AND coalesce(pull_request, 0) = coalesce(p_pull_request, 0) AND pushed AND superseded_by IS NULL;
+    AND coalesce(pull_request, 0) = coalesce(p_pull_request, 0) AND pushed AND superseded_by IS NULL
+    AND state <> 'aborted';                                                                 -- fence: push_aborted
   IF NOT FOUND THEN
     INSERT INTO ci.evaluation (project_id, source, branch, commit_id, tier, attrs, pull_request, pushed)
     VALUES (v_project, p_source, p_branch, p_commit, p_tier, coalesce(p_attrs, '{}'), p_pull_request, true) RETURNING id INTO v_id;
@@ -76,15 +87,54 @@ BEGIN
       AND (e.state IN ('queued', 'evaluating') OR e.state = 'complete'
            AND EXISTS (SELECT FROM ci.want w JOIN ci.job j ON j.id = w.job_id WHERE w.evaluation_id = e.id AND j.state = 'open'))
     ORDER BY e.id LOOP
-    PERFORM ci.end_evaluation(v_older, 'cancelled', format('a newer push to %s stands for it', p_branch));
-    UPDATE ci.evaluation SET superseded_by = v_id WHERE id = v_older;
+    PERFORM ci.supersede(v_older, v_id, format('a newer push to %s stands for it', p_branch));
   END LOOP;
   RETURN v_id;
+END $$;
+
+-- A branch went on from the head p_known, unless another push came since that was read: then NULL.
+CREATE FUNCTION ci.push_after(p_project text, p_source text, p_branch text, p_commit text, p_attrs text[], p_known text) RETURNS bigint
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE v_head text;
+BEGIN
+  PERFORM FROM ci.project WHERE name = p_project FOR NO KEY UPDATE;                         -- lock: after_order
+  SELECT h.commit_id INTO v_head FROM ci.head h JOIN ci.project p ON p.id = h.project_id WHERE p.name = p_project AND h.branch = p_branch;
+  IF v_head IS DISTINCT FROM p_known THEN                                                   -- fence: after_known
+    RETURN NULL;
+  END IF;
+  RETURN ci.push(p_project, p_source, p_branch, p_commit, 0::smallint, p_attrs);
+END $$;
+
+-- The same once more, because a person wants it: what was pushed, at its commit; anything else, as its source is now.
+CREATE FUNCTION ci.repeat_evaluation(p_evaluation bigint) RETURNS bigint
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE v_old ci.evaluation; v_pushed bigint; v_id bigint;
+BEGIN
+  SELECT * INTO v_old FROM ci.evaluation WHERE id = p_evaluation;
+  IF NOT FOUND THEN
+    PERFORM ci.refuse('HC007', format('there is no evaluation %s', p_evaluation));
+  END IF;
+  v_pushed := CASE WHEN v_old.pushed THEN v_old.id ELSE v_old.repeats END;
+  v_id := ci.create_evaluation((SELECT name FROM ci.project WHERE id = v_old.project_id), v_old.source, v_old.branch,
+    CASE WHEN v_pushed IS NOT NULL THEN v_old.commit_id END, v_old.tier, v_old.attrs, true);
+  UPDATE ci.evaluation SET pull_request = v_old.pull_request, repeats = v_pushed WHERE id = v_id;
+  RETURN v_id;
+END $$;
+
+-- Nothing is known of its branches any more, as on its first day.
+CREATE FUNCTION ci.forget_branches(p_project int) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  DELETE FROM ci.head WHERE project_id = p_project;
+  DELETE FROM ci.comparison WHERE project_id = p_project;
+  DELETE FROM ci.pull_request WHERE project_id = p_project;
 END $$;
 
 -- Where a project's code is from now on.
 CREATE FUNCTION ci.write_source(p_project int, p_kind text, p_url text, p_instance text, p_owner text, p_repo text, p_branch text, p_attrs text[],
     p_poll_interval interval, p_pull_requests text, p_credential text) RETURNS void LANGUAGE sql AS $$
+  -- The branches of another repository, or those that were not built before, are as old as the project is there.
+  SELECT ci.forget_branches(p_project) FROM ci.project_source s WHERE s.project_id = p_project
+    AND (s.url, s.instance, s.owner, s.repo, s.branch) IS DISTINCT FROM (p_url, p_instance, p_owner, p_repo, p_branch);
   INSERT INTO ci.project_source AS s (project_id, kind, url, instance, owner, repo, branch, attrs, poll_interval, pull_requests, credential)
   VALUES (p_project, p_kind, p_url, p_instance, p_owner, p_repo, p_branch, coalesce(p_attrs, '{}'), p_poll_interval, p_pull_requests, p_credential)
   ON CONFLICT (project_id) DO UPDATE SET kind = EXCLUDED.kind, url = EXCLUDED.url, instance = EXCLUDED.instance, owner = EXCLUDED.owner,
@@ -111,6 +161,7 @@ BEGIN
   END IF;
   IF p_url IS NULL THEN
     DELETE FROM ci.project_source WHERE project_id = v_project.id;
+    PERFORM ci.forget_branches(v_project.id);
   ELSE
     PERFORM ci.write_source(v_project.id, p_kind, p_url, p_instance, p_owner, p_repo, p_branch, p_attrs, p_poll_interval, p_pull_requests, p_credential);
   END IF;
@@ -130,6 +181,8 @@ BEGIN
   RETURN true;
 END $$;
 
+CREATE FUNCTION ci.poll_lease() RETURNS interval LANGUAGE sql IMMUTABLE AS $$ SELECT interval '2 minutes' $$;
+
 -- The next repository to look at, for whoever asks first; until the look has ended or its time is over, nobody else's.
 CREATE FUNCTION ci.claim_poll() RETURNS TABLE (project_id int, project text, url text, branch text, attrs text[], credential text)
   LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -137,24 +190,30 @@ CREATE FUNCTION ci.claim_poll() RETURNS TABLE (project_id int, project text, url
     SELECT s.project_id, p.name FROM ci.project_source s JOIN ci.project p ON p.id = s.project_id
     WHERE s.poll_at <= ci.clock() AND p.deleted_at IS NULL AND NOT p.paused
     ORDER BY s.poll_at LIMIT 1 FOR NO KEY UPDATE OF s SKIP LOCKED)                          -- lock: claim_poll
-  UPDATE ci.project_source s SET poll_at = ci.clock() + interval '2 minutes' FROM due WHERE s.project_id = due.project_id
+  UPDATE ci.project_source s SET poll_at = ci.clock() + ci.poll_lease() FROM due WHERE s.project_id = due.project_id
   RETURNING s.project_id, due.name, s.url, s.branch, s.attrs, s.credential
 $$;
 
--- What a look has seen: a commit that is new is a push. The next look comes at a time that is not everybody's. Answers the new evaluation.
+-- What a look has seen: a commit that is new is a push, unless a push was told since the look began. The next look comes at a time
+-- that is not everybody's. Answers the new evaluation.
 CREATE FUNCTION ci.polled(p_project int, p_branch text, p_commit text, p_error text) RETURNS bigint
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE v_source record; v_id bigint;
+DECLARE v_source record; v_head ci.head;
 BEGIN
   UPDATE ci.project_source s SET poll_error = left(p_error, 4000), poll_at = ci.clock() + s.poll_interval * (0.9 + 0.2 * random())
-  FROM ci.project p WHERE s.project_id = p_project AND p.id = p_project AND p.deleted_at IS NULL
-  RETURNING p.name, s.url, s.attrs INTO v_source;
-  IF FOUND AND p_commit IS NOT NULL
-    AND NOT EXISTS (SELECT FROM ci.head h WHERE h.project_id = p_project AND h.branch = p_branch AND h.commit_id = p_commit)    -- fence: polled_is_new
-  THEN
-    v_id := ci.push(v_source.name, v_source.url, p_branch, p_commit, 0::smallint, v_source.attrs);
+  FROM ci.project p, ci.project_source o WHERE s.project_id = p_project AND o.project_id = p_project AND p.id = p_project AND p.deleted_at IS NULL
+  RETURNING p.name, s.url, s.attrs, o.poll_at - ci.poll_lease() AS began_at INTO v_source;
+  IF NOT FOUND OR p_commit IS NULL THEN
+    RETURN NULL;
   END IF;
-  RETURN v_id;
+  SELECT * INTO v_head FROM ci.head h WHERE h.project_id = p_project AND h.branch = p_branch;
+  IF v_head.commit_id = p_commit THEN                                                       -- fence: polled_is_new
+    RETURN NULL;
+  END IF;
+  IF v_head.seen_at > v_source.began_at THEN                                                -- fence: polled_meanwhile
+    RETURN NULL;
+  END IF;
+  RETURN ci.push_after(v_source.name, v_source.url, p_branch, p_commit, v_source.attrs, v_head.commit_id);
 END $$;
 
 -- What an evaluation that goes on is of: its source's tree, and how that is evaluated. Answers the newest complete evaluation of the
@@ -199,7 +258,7 @@ DECLARE
 BEGIN
   FOR v_grant IN SELECT * FROM (VALUES
     ('harmonia_evaluator', ARRAY['claim_poll', 'polled', 'same_tree', 'found_before', 'evaluation_source', 'wish_retention']),
-    ('harmonia_frontend', ARRAY['push', 'put_source', 'is_merge_queue']),
+    ('harmonia_frontend', ARRAY['push', 'push_after', 'repeat_evaluation', 'put_source', 'is_merge_queue']),
     ('harmonia_operator', ARRAY['mirror_source'])) x (role, names) LOOP
     EXECUTE (SELECT string_agg(format('GRANT EXECUTE ON FUNCTION %s TO %s', p.oid::regprocedure, v_grant.role), '; ')
              FROM pg_proc p WHERE p.pronamespace = 'ci'::regnamespace AND p.proname = ANY (v_grant.names));
@@ -207,5 +266,5 @@ BEGIN
   FOREACH v_table IN ARRAY ARRAY['project_source', 'head'] LOOP
     EXECUTE format('GRANT SELECT ON ci.%I TO harmonia_operator, harmonia_frontend', v_table);
   END LOOP;
-  GRANT SELECT (pushed, pull_request, superseded_by, tree, retention) ON ci.evaluation TO harmonia_operator, harmonia_frontend;
+  GRANT SELECT (pushed, pull_request, superseded_by, tree, retention, repeats) ON ci.evaluation TO harmonia_operator, harmonia_frontend;
 END $$;

@@ -1,8 +1,7 @@
 -- What forges tell us by webhooks, and what they are told: a status for each commit of an evaluation.
 
--- How a forge is known: github.com, or the address of a Gitea. Only projects of a forge have one.
-CREATE FUNCTION ci.instance_of(s ci.project_source) RETURNS text LANGUAGE sql IMMUTABLE AS $$
-  SELECT CASE s.kind WHEN 'github' THEN 'https://github.com' WHEN 'gitea' THEN lower(rtrim(s.instance, '/')) END $$;
+-- How a forge is known: by the address at which people find it. Only projects of a forge have one.
+CREATE FUNCTION ci.instance_of(s ci.project_source) RETURNS text LANGUAGE sql IMMUTABLE AS $$ SELECT lower(rtrim(s.instance, '/')) $$;
 
 ------------------------------------------------------------------------------------------------ webhooks
 
@@ -24,12 +23,17 @@ CREATE FUNCTION ci.prune_deliveries() RETURNS void
   LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   DELETE FROM ci.delivery WHERE seen_at < ci.clock() - interval '30 days' $$;
 
--- A branch is gone, or a pull request closed: what it has not finished is cancelled. Answers how many evaluations.
-CREATE FUNCTION ci.end_branch(p_project int, p_branch text, p_reason text) RETURNS bigint
+-- A branch is gone, or a pull request closed: what it has not finished is cancelled. Answers how many evaluations. p_known: only
+-- if that is still its head.
+CREATE FUNCTION ci.end_branch(p_project int, p_branch text, p_reason text, p_known text DEFAULT NULL) RETURNS bigint
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  DELETE FROM ci.head WHERE project_id = p_project AND branch = p_branch;
-  RETURN (SELECT count(*) FILTER (WHERE ci.end_evaluation(e.id, 'cancelled', p_reason)) FROM ci.evaluation e
+  DELETE FROM ci.head WHERE project_id = p_project AND branch = p_branch
+    AND coalesce(commit_id = p_known, true);                                                -- fence: gone_meanwhile
+  IF NOT FOUND AND p_known IS NOT NULL THEN
+    RETURN 0;
+  END IF;
+  RETURN (SELECT count(*) FILTER (WHERE ci.supersede(e.id, e.id, p_reason)) FROM ci.evaluation e
     WHERE e.project_id = p_project AND e.branch = p_branch AND (e.state IN ('queued', 'evaluating') OR e.state = 'complete'
       AND EXISTS (SELECT FROM ci.want w JOIN ci.job j ON j.id = w.job_id WHERE w.evaluation_id = e.id AND j.state = 'open')));
 END $$;
@@ -127,7 +131,7 @@ CREATE FUNCTION ci.pause_forge(p_instance text, p_for interval) RETURNS void
 -- Takes what is due, for a minute each. Whoever has not ended it by then is taken for dead.
 CREATE FUNCTION ci.due_reports(p_instances text[], p_limit int)
   RETURNS TABLE (project_id int, commit_id text, evaluation_id bigint, turn bigint, asked bigint, failures int, instance text, owner text, repo text,
-                 told_eval text, told_build text, project text, shared bool)
+                 told_eval text, told_build text, project text, shared bool, is_old bool)
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE v_now timestamptz := ci.clock();
@@ -145,7 +149,8 @@ BEGIN
     ORDER BY r.next_at LIMIT p_limit FOR NO KEY UPDATE OF r SKIP LOCKED)                    -- lock: due_reports
   UPDATE ci.report r SET turn = r.turn + 1, lease_until = v_now + interval '60 seconds'
   FROM due d WHERE r.project_id = d.project_id AND r.commit_id = d.commit_id
-  RETURNING r.project_id, r.commit_id, r.evaluation_id, r.turn, r.asked, r.failures, d.instance, d.owner, d.repo, r.told_eval, r.told_build, d.name, d.shared;
+  RETURNING r.project_id, r.commit_id, r.evaluation_id, r.turn, r.asked, r.failures, d.instance, d.owner, d.repo, r.told_eval, r.told_build, d.name, d.shared,
+    coalesce((SELECT e.ended_at < v_now - interval '1 day' FROM ci.evaluation e WHERE e.id = r.evaluation_id), false);
 END $$;
 
 -- The forge has been told this. False: the lease was somebody else's meanwhile.
@@ -179,11 +184,12 @@ CREATE FUNCTION ci.look_again(p_evaluations bigint[]) RETURNS void
 
 ------------------------------------------------------------------------------------------------ missed pushes
 
--- When the heads of a project's branches are compared next, and when they first were.
+-- When the heads of a project's branches are compared next, when they first were, and why they could not be the last time.
 CREATE TABLE ci.comparison (
   project_id int PRIMARY KEY REFERENCES ci.project,
   next_at    timestamptz NOT NULL,
-  first_at   timestamptz
+  first_at   timestamptz,
+  error      text CHECK (octet_length(error) <= 16384)
 );
 
 -- Takes a project whose heads are to be compared, until the next time. No row: there is none.
@@ -210,25 +216,16 @@ END $$;
 -- All heads have been compared.
 CREATE FUNCTION ci.compared(p_project int) RETURNS void
   LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-  UPDATE ci.comparison SET first_at = ci.clock() WHERE project_id = p_project AND first_at IS NULL $$;
+  UPDATE ci.comparison SET first_at = coalesce(first_at, ci.clock()), error = NULL WHERE project_id = p_project AND (first_at IS NULL OR error IS NOT NULL) $$;
+
+CREATE FUNCTION ci.not_compared(p_project int, p_error text) RETURNS void
+  LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  UPDATE ci.comparison SET error = left(p_error, 4000) WHERE project_id = p_project $$;
 
 -- A frontend begins, and pushes may have been missed: whatever was not compared within the last minute is due.
 CREATE FUNCTION ci.compare_soon(p_every interval) RETURNS void
   LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   UPDATE ci.comparison SET next_at = ci.clock() WHERE next_at > ci.clock() AND next_at < ci.clock() + p_every - interval '1 minute' $$;
-
--- A branch is at a commit that nobody told us of, unless a push came since p_known was read: then NULL.
-CREATE FUNCTION ci.push_missed(p_project text, p_source text, p_branch text, p_commit text, p_attrs text[], p_known text) RETURNS bigint
-  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE v_head text;
-BEGIN
-  PERFORM FROM ci.project WHERE name = p_project FOR NO KEY UPDATE;                         -- lock: missed_order
-  SELECT h.commit_id INTO v_head FROM ci.head h JOIN ci.project p ON p.id = h.project_id WHERE p.name = p_project AND h.branch = p_branch;
-  IF v_head IS DISTINCT FROM p_known THEN                                                   -- fence: missed_meanwhile
-    RETURN NULL;
-  END IF;
-  RETURN ci.push(p_project, p_source, p_branch, p_commit, 0::smallint, p_attrs);
-END $$;
 
 -- Branches that were there before the project are not built until somebody pushes to them.
 CREATE FUNCTION ci.see_heads(p_project int, p_branches text[], p_commits text[]) RETURNS void
@@ -242,7 +239,7 @@ BEGIN
   EXECUTE (SELECT string_agg(format('GRANT EXECUTE ON FUNCTION %s TO harmonia_frontend', p.oid::regprocedure), '; ')
            FROM pg_proc p WHERE p.pronamespace = 'ci'::regnamespace AND p.proname IN
              ('instance_of', 'keep_delivery', 'prune_deliveries', 'end_branch', 'see_pull_request', 'allow_pull_request', 'close_pull_request', 'pause_forge',
-              'due_reports', 'told', 'end_report', 'look_again', 'due_comparison', 'compared', 'compare_soon', 'push_missed', 'see_heads'));
+              'due_reports', 'told', 'end_report', 'look_again', 'due_comparison', 'compared', 'not_compared', 'compare_soon', 'see_heads'));
   FOREACH v_table IN ARRAY ARRAY['delivery', 'pull_request', 'report', 'forge_pause', 'comparison'] LOOP
     EXECUTE format('GRANT SELECT ON ci.%I TO harmonia_operator, harmonia_frontend', v_table);
   END LOOP;

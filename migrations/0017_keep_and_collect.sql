@@ -17,6 +17,14 @@ BEGIN
   RETURN FOUND;
 END $$;
 
+-- Is it the last word on a branch? What was pushed is that only as long as the branch, or the pull request, is there.
+CREATE FUNCTION ci.is_last(e ci.evaluation) RETURNS bool LANGUAGE sql STABLE AS $$
+  SELECT NOT EXISTS (SELECT FROM ci.evaluation l WHERE l.project_id = e.project_id AND l.branch = e.branch AND l.id > e.id AND l.state = 'complete')
+     AND NOT EXISTS (SELECT FROM ci.evaluation l WHERE l.project_id = e.project_id AND l.branch IS NULL AND e.branch IS NULL AND l.id > e.id AND l.state = 'complete')
+     AND (NOT e.pushed OR EXISTS (SELECT FROM ci.head h WHERE h.project_id = e.project_id AND h.branch = e.branch)
+          OR EXISTS (SELECT FROM ci.pull_request r WHERE r.project_id = e.project_id AND r.number = e.pull_request))
+$$;
+
 ------------------------------------------------------------------------------------------------ what is kept for texts
 
 -- Store paths that a derivation's text names and no job makes: its sources.
@@ -45,14 +53,14 @@ CREATE TABLE ci.sweep (
 );
 INSERT INTO ci.sweep (id) VALUES (1);
 
--- Nobody needs these paths. since NULL: the plan is not finished.
+-- Nobody needs these paths. since NULL: the plan is not finished. Every row is written twice: half of each page is left for that,
+-- and no index looks at what is written.
 CREATE TABLE ci.dying (
   path        text COLLATE "C" PRIMARY KEY,
   recorded_at timestamptz NOT NULL,            -- what refers to a path was recorded after it: the last go first
   since       timestamptz
-);
+) WITH (fillfactor = 50);
 CREATE INDEX dying_last ON ci.dying (recorded_at DESC);
-CREATE INDEX dying_new ON ci.dying (path) WHERE since IS NULL;
 
 -- Forgotten, and their objects are being removed, or were a moment ago: nobody may publish them meanwhile.
 CREATE TABLE ci.condemned (
@@ -155,51 +163,62 @@ BEGIN
   RETURN greatest(cardinality(v_jobs) + cardinality(v_again), 1);
 END $$;
 
--- The plan, in three passes over the records in the order of paths, p_rows at a time. Answers where to go on; NULL: it is done.
--- First: what nobody makes and no text names, recorded longer ago than any upload takes.
+-- The plan, in three passes in the order of paths, p_rows at a time. Answers where to go on; NULL: it is done.
+-- First: what nobody makes and no text names, recorded longer ago than any upload takes. Three lists in the same order are compared.
 CREATE FUNCTION ci.plan_candidates(p_generation bigint, p_after text, p_rows int, p_younger interval) RETURNS text
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE v_last text;
+DECLARE v_last text; v_unneeded text[];
 BEGIN
   PERFORM ci.require_sweeper(p_generation);
-  WITH page AS MATERIALIZED (SELECT c.path, c.recorded_at FROM ci.canonical c WHERE c.path > p_after ORDER BY c.path LIMIT p_rows),
-       new AS (INSERT INTO ci.dying (path, recorded_at) SELECT p.path, p.recorded_at FROM page p
-               WHERE NOT EXISTS (SELECT FROM ci.output o WHERE o.path = p.path)
-                 AND NOT EXISTS (SELECT FROM ci.job_source s WHERE s.path = p.path)         -- fence: source_is_kept
-                 AND p.recorded_at < ci.clock() - p_younger                                 -- fence: young_is_kept
-               ON CONFLICT DO NOTHING)
-  SELECT max(path) INTO v_last FROM page;
+  v_last := ci.end_of_page(p_after, p_rows);
+  v_unneeded := ARRAY(
+    SELECT c.path FROM ci.canonical c WHERE c.path > p_after AND c.path <= v_last
+      AND NOT EXISTS (SELECT FROM ci.output o WHERE o.path = c.path AND o.path > p_after AND o.path <= v_last)
+      AND NOT EXISTS (SELECT FROM ci.job_source s WHERE s.path = c.path AND s.path > p_after AND s.path <= v_last)   -- fence: source_is_kept
+    );
+  INSERT INTO ci.dying (path, recorded_at) SELECT c.path, c.recorded_at FROM ci.canonical c WHERE c.path = ANY (v_unneeded)
+    AND c.recorded_at < ci.clock() - p_younger                                              -- fence: young_is_kept
+  ON CONFLICT DO NOTHING;
   RETURN v_last;
 END $$;
 
--- Second: what a path that stays refers to stays.
+-- The last of p_rows records after a path.
+CREATE FUNCTION ci.end_of_page(p_after text, p_rows bigint) RETURNS text LANGUAGE sql STABLE AS $$
+  SELECT max(x.path) FROM (SELECT c.path FROM ci.canonical c WHERE c.path > p_after ORDER BY c.path LIMIT p_rows) x
+$$;
+
+-- Second: what a path that stays refers to stays. Each page looks at all marks once, and many small ones would do little else: a
+-- page has five times as many records as there are marks, if that takes no more than some seconds.
 CREATE FUNCTION ci.plan_references(p_generation bigint, p_after text, p_rows int) RETURNS text
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE v_last text; v_named text[];
+DECLARE v_last text; v_named text[]; v_marks bigint;
 BEGIN
   PERFORM ci.require_sweeper(p_generation);
-  IF NOT EXISTS (SELECT FROM ci.dying) THEN RETURN NULL; END IF;
-  WITH page AS MATERIALIZED (SELECT c.path, c.refs FROM ci.canonical c WHERE c.path > p_after ORDER BY c.path LIMIT p_rows),
-       named AS (SELECT unnest(p.refs) AS path FROM page p WHERE NOT EXISTS (SELECT FROM ci.dying d WHERE d.path = p.path))
-  SELECT (SELECT max(path) FROM page), array_agg(d.path) INTO v_last, v_named
-  FROM ci.dying d WHERE d.path IN (SELECT path FROM named);
-  IF v_named IS NOT NULL THEN PERFORM ci.spare(v_named); END IF;                            -- fence: referred_is_kept
+  SELECT count(*) INTO v_marks FROM ci.dying;
+  IF v_marks = 0 THEN RETURN NULL; END IF;
+  v_last := ci.end_of_page(p_after, greatest(p_rows, least(5 * v_marks, 1000000)));
+  v_named := ARRAY(
+    SELECT DISTINCT d.path FROM (
+      SELECT unnest(c.refs) AS path FROM ci.canonical c WHERE c.path > p_after AND c.path <= v_last
+        AND NOT EXISTS (SELECT FROM ci.dying d WHERE d.path = c.path AND d.path > p_after AND d.path <= v_last)) r
+    JOIN ci.dying d ON d.path = r.path);
+  IF cardinality(v_named) > 0 THEN PERFORM ci.spare(v_named); END IF;                       -- fence: referred_is_kept
   RETURN v_last;
 END $$;
 
--- Third: what came to be made meanwhile stays; for the rest the grace begins. 0: the plan is finished. An ingest that began
--- before the mark did not see it: it is waited for.
-CREATE FUNCTION ci.plan_confirm(p_generation bigint, p_rows int) RETURNS int
+-- Third: what came to be made meanwhile stays; for the rest the grace begins. An ingest that began before the mark did not see
+-- it: it is waited for.
+CREATE FUNCTION ci.plan_confirm(p_generation bigint, p_after text, p_rows int) RETURNS text
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE v_paths text[]; v_made text[];
 BEGIN
   PERFORM ci.require_sweeper(p_generation);
   PERFORM FROM ci.gate FOR UPDATE;                                                          -- lock: confirm_gate
-  v_paths := ARRAY(SELECT path FROM ci.dying WHERE since IS NULL ORDER BY path LIMIT p_rows);
-  SELECT array_agg(p) INTO v_made FROM unnest(v_paths) p WHERE EXISTS (SELECT FROM ci.output o WHERE o.path = p);
-  IF v_made IS NOT NULL THEN PERFORM ci.spare(v_made); END IF;                              -- fence: confirm_spares
+  v_paths := ARRAY(SELECT path FROM ci.dying WHERE path > p_after AND since IS NULL ORDER BY path LIMIT p_rows);
+  v_made := ARRAY(SELECT p FROM unnest(v_paths) p WHERE EXISTS (SELECT FROM ci.output o WHERE o.path = p));
+  IF cardinality(v_made) > 0 THEN PERFORM ci.spare(v_made); END IF;                         -- fence: confirm_spares
   UPDATE ci.dying SET since = ci.clock() WHERE path = ANY (v_paths) AND since IS NULL;
-  RETURN cardinality(v_paths);
+  RETURN v_paths[cardinality(v_paths)];
 END $$;
 
 -- Some paths whose grace is over, those that others refer to last: record and mark go together. Those that are not in our bucket
@@ -381,10 +400,12 @@ BEGIN
       EXECUTE format('ALTER FUNCTION %s SET %s', v_function, v_setting);
     END LOOP;
   END LOOP;
+  -- The exceptions. Lists in the order of paths are merged, as indexes have them.
+  ALTER FUNCTION ci.plan_candidates SET enable_mergejoin = on;
+  ALTER FUNCTION ci.plan_candidates SET enable_nestloop = off;
+  ALTER FUNCTION ci.plan_candidates SET enable_sort = off;
   -- A page names half a million paths: one look at all that is marked is cheaper than one probe for each.
-  FOR v_function IN SELECT p.oid::regprocedure FROM pg_proc p WHERE p.pronamespace = 'ci'::regnamespace AND p.proname = 'plan_references' LOOP
-    EXECUTE format('ALTER FUNCTION %s SET enable_nestloop = off', v_function);
-    EXECUTE format('ALTER FUNCTION %s SET enable_mergejoin = off', v_function);
-    EXECUTE format('ALTER FUNCTION %s SET work_mem = ''64MB''', v_function);
-  END LOOP;
+  ALTER FUNCTION ci.plan_references SET enable_nestloop = off;
+  ALTER FUNCTION ci.plan_references SET enable_mergejoin = off;
+  ALTER FUNCTION ci.plan_references SET work_mem = '64MB';
 END $$;

@@ -33,8 +33,10 @@ pub struct ProjectSource {
 /// Who keeps a repository.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Forge {
-    /// github.com.
+    /// github.com, or a GitHub of one's own.
     GitHub {
+        /// Its address.
+        instance: String,
         /// A person or an organisation.
         owner: String,
         /// The repository's name.
@@ -96,7 +98,7 @@ impl ProjectSource {
     /// Kind, instance, owner and repository.
     fn columns(&self) -> (&'static str, Option<&str>, Option<&str>, Option<&str>) {
         match &self.forge {
-            Forge::GitHub { owner, repo } => ("github", None, Some(owner), Some(repo)),
+            Forge::GitHub { instance, owner, repo } => ("github", Some(instance), Some(owner), Some(repo)),
             Forge::Gitea { instance, owner, repo } => ("gitea", Some(instance), Some(owner), Some(repo)),
             Forge::Git => ("git", None, None, None),
         }
@@ -104,27 +106,28 @@ impl ProjectSource {
 }
 
 const COLUMNS: &str = "SELECT p.name AS project, s.kind, s.url, s.instance, s.owner, s.repo, s.branch, s.attrs, extract(epoch FROM s.poll_interval)::float8 AS poll_interval,
-  s.pull_requests, s.credential, s.poll_error FROM ci.project_source s JOIN ci.project p ON p.id = s.project_id";
+  s.pull_requests, s.credential, coalesce(s.poll_error, c.error) AS error
+  FROM ci.project_source s JOIN ci.project p ON p.id = s.project_id LEFT JOIN ci.comparison c ON c.project_id = s.project_id";
 
-/// Where a project's code is, and why the last look there saw nothing.
+/// Where a project's code is, and why the last look there, or at what its forge says of it, saw nothing.
 pub async fn source(db: &Db, project: &str) -> Result<Option<(ProjectSource, Option<String>)>> {
     let text = format!("{COLUMNS} WHERE p.name = $1 AND p.deleted_at IS NULL");
     let rows = db.rows(sqlx::query(sqlx::AssertSqlSafe(text)).bind(project)).await?;
-    rows.first().map(|row| Ok((read(row)?, row.try_get("poll_error")?))).transpose()
+    rows.first().map(|row| Ok((read(row)?, row.try_get("error")?))).transpose()
 }
 
 /// The same of all projects, by name.
 pub async fn sources(db: &Db) -> Result<HashMap<String, (ProjectSource, Option<String>)>> {
     let text = format!("{COLUMNS} WHERE p.deleted_at IS NULL");
     let rows = db.rows(sqlx::query(sqlx::AssertSqlSafe(text))).await?;
-    rows.iter().map(|row| Ok((row.try_get("project")?, (read(row)?, row.try_get("poll_error")?)))).collect()
+    rows.iter().map(|row| Ok((row.try_get("project")?, (read(row)?, row.try_get("error")?)))).collect()
 }
 
 fn read(row: &PgRow) -> Result<ProjectSource> {
     let word =
         |name: &str| Ok::<String, crate::Error>(row.try_get::<Option<String>, _>(name)?.unwrap_or_default());
     let forge = match row.try_get("kind")? {
-        "github" => Forge::GitHub { owner: word("owner")?, repo: word("repo")? },
+        "github" => Forge::GitHub { instance: word("instance")?, owner: word("owner")?, repo: word("repo")? },
         "gitea" => Forge::Gitea { instance: word("instance")?, owner: word("owner")?, repo: word("repo")? },
         _ => Forge::Git,
     };
@@ -224,6 +227,22 @@ pub async fn push(db: &Db, push: &Push<'_>) -> Result<i64> {
         .bind(push.pull_request);
     let evaluation = db.value(query).await?;
     tell(db, evaluation).await;
+    Ok(evaluation)
+}
+
+/// The same of a trusted branch that went on from the head `known`. None: another push of it came since that was read.
+pub async fn push_after(db: &Db, push: &Push<'_>, known: Option<&str>) -> Result<Option<i64>> {
+    let query = sqlx::query("SELECT ci.push_after($1, $2, $3, $4, $5, $6)")
+        .bind(push.project)
+        .bind(push.source)
+        .bind(push.branch)
+        .bind(push.commit)
+        .bind(push.attrs)
+        .bind(known);
+    let evaluation: Option<i64> = db.value(query).await?;
+    if let Some(evaluation) = evaluation {
+        tell(db, evaluation).await;
+    }
     Ok(evaluation)
 }
 

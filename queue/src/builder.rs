@@ -114,6 +114,8 @@ pub enum Failure {
     DiskFull,
     /// Inputs could not be fetched.
     Network,
+    /// An input differs from what was published and could not be replaced.
+    StaleInput,
     /// The Nix daemon went away.
     DaemonGone,
     /// The outputs could not be uploaded.
@@ -122,7 +124,7 @@ pub enum Failure {
 
 impl Failure {
     /// All of them.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::BuildError,
         Self::Timeout,
         Self::Silent,
@@ -134,6 +136,7 @@ impl Failure {
         Self::Oom,
         Self::DiskFull,
         Self::Network,
+        Self::StaleInput,
         Self::DaemonGone,
         Self::Upload,
     ];
@@ -152,6 +155,7 @@ impl Failure {
             Self::Oom => "oom",
             Self::DiskFull => "disk_full",
             Self::Network => "network",
+            Self::StaleInput => "stale_input",
             Self::DaemonGone => "daemon_gone",
             Self::Upload => "upload",
         }

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use sqlx::Row;
 use sqlx::postgres::PgRow;
+use sqlx::{Postgres, QueryBuilder, Row};
 
 use crate::{Db, Result};
 
@@ -112,15 +112,42 @@ pub async fn get(db: &Db, id: i64) -> Result<Option<Build>> {
 
 /// Builds, those that were asked for last first.
 pub async fn list(db: &Db, filter: &Filter<'_>, limit: i64) -> Result<Vec<Build>> {
-    let text = format!(
-        "SELECT {COLUMNS} WHERE ($1::bigint IS NULL OR EXISTS (SELECT FROM ci.want w WHERE w.evaluation_id = $1 AND w.job_id = j.id))
-           AND ($2::text IS NULL OR ci.state_of(j) = $2) AND ($3::bigint IS NULL OR j.id < $3)
-           AND ($4::text IS NULL OR EXISTS (SELECT FROM ci.want w JOIN ci.evaluation e ON e.id = w.evaluation_id JOIN ci.project p ON p.id = e.project_id
-                                            WHERE w.job_id = j.id AND p.name = $4)) ORDER BY j.id DESC LIMIT $5"
-    );
-    let query = sqlx::query(sqlx::AssertSqlSafe(text)).bind(filter.evaluation).bind(filter.state);
-    let rows = db.rows(query.bind(filter.before).bind(filter.project).bind(limit)).await?;
+    // Of what is not asked for no word: PostgreSQL begins where the fewest rows are, if no OR stands in its way.
+    let mut query = QueryBuilder::<Postgres>::new(format!("SELECT {COLUMNS} WHERE true"));
+    if let Some(evaluation) = filter.evaluation {
+        query.push(" AND j.id IN (SELECT w.job_id FROM ci.want w WHERE w.evaluation_id = ");
+        query.push_bind(evaluation).push(")");
+    }
+    if let Some(state) = filter.state {
+        query.push(" AND ").push(is_in(state));
+    }
+    if let Some(project) = filter.project {
+        query.push(" AND j.id IN (SELECT w.job_id FROM ci.want w JOIN ci.evaluation e ON e.id = w.evaluation_id JOIN ci.project p ON p.id = e.project_id WHERE p.name = ");
+        query.push_bind(project).push(")");
+    }
+    if let Some(before) = filter.before {
+        query.push(" AND j.id < ").push_bind(before);
+    }
+    query.push(" ORDER BY j.id DESC LIMIT ").push_bind(limit);
+    let rows = db.rows(query.build()).await?;
     rows.iter().map(read).collect()
+}
+
+/// `ci.state_of` as a condition, without a call for each job: what is open is in one of three small tables.
+fn is_in(state: &str) -> &'static str {
+    match state {
+        "blocked" => "j.id IN (SELECT b.job_id FROM ci.blocked b)",
+        "ready" => "j.id IN (SELECT y.job_id FROM ci.ready y)",
+        "building" => "r.phase = 'building'",
+        "uploading" => "r.phase = 'uploading'",
+        "publishing" => "r.phase = 'accepted'",
+        "succeeded" => "j.state = 'succeeded'",
+        "cached" => "j.state = 'cached'",
+        "failed" => "j.state = 'failed'",
+        "dep_failed" => "j.state = 'dep_failed'",
+        "cancelled" => "j.state = 'cancelled'",
+        _ => "false",
+    }
 }
 
 /// What runs now, longest first.

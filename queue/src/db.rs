@@ -4,12 +4,23 @@ use std::time::Duration;
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgArguments, PgConnectOptions, PgPoolOptions, PgRow};
 use sqlx::query::Query;
-use sqlx::{Connection, PgPool, Postgres};
+use sqlx::{Connection, PgConnection, PgPool, Postgres};
+use tokio::time::timeout;
 
 use crate::Result;
+use crate::error::no_answer;
 
 /// A connection idle for longer may have been lost.
 const FRESH: Duration = Duration::from_secs(1);
+/// It has so long to say that it is not.
+const ROUND_TRIP: Duration = Duration::from_secs(5);
+/// Whoever has not answered for so long does not any more: a host that vanished says nothing. Longer than any call takes that a
+/// builder makes, which the database ends after 30 s.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The same for the few calls that read whole tables of any size.
+pub(crate) const LONG: Duration = Duration::from_secs(900);
+/// A client that vanished, or was frozen, within its transaction keeps what it locked for no longer.
+const BEGIN: &str = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = '10s'";
 
 /// A way to the database. Calls work through a transaction-mode pooler too: there each runs in a transaction of its
 /// own and leaves no prepared statement behind.
@@ -17,6 +28,7 @@ const FRESH: Duration = Duration::from_secs(1);
 pub struct Db {
     pool: PgPool,
     pooled: bool,
+    patience: Duration,
     /// Pools of [`Self::alone`], which have to hear of a new password too.
     kin: Arc<Mutex<Vec<PgPool>>>,
 }
@@ -37,7 +49,7 @@ impl Db {
         if pooled {
             options = options.extra_float_digits(None);
         }
-        Ok(Self { pool: pool(options, connections), pooled, kin: Arc::default() })
+        Ok(Self { pool: pool(options, connections), pooled, patience: PATIENCE, kin: Arc::default() })
     }
 
     /// New connections are made by this URL from now on; those that are open stay.
@@ -58,28 +70,42 @@ impl Db {
     pub fn alone(&self) -> Self {
         let pool = pool((*self.pool.connect_options()).clone(), 1);
         self.kin.lock().unwrap_or_else(PoisonError::into_inner).push(pool.clone());
-        Self { pool, pooled: self.pooled, kin: Arc::default() }
+        Self { pool, pooled: self.pooled, patience: self.patience, kin: Arc::default() }
+    }
+
+    /// The same connections for calls that are waited for longer, or not as long.
+    pub fn within(&self, patience: Duration) -> Self {
+        Self { patience, ..self.clone() }
     }
 
     /// The same database by an existing pool of direct connections.
     pub fn from_pool(pool: PgPool) -> Self {
-        Self { pool, pooled: false, kin: Arc::default() }
+        Self { pool, pooled: false, patience: PATIENCE, kin: Arc::default() }
+    }
+
+    pub(crate) async fn rows(&self, query: Query<'_, Postgres, PgArguments>) -> Result<Vec<PgRow>> {
+        let mut held = Held { connection: self.pool.acquire().await?, spoilt: self.pooled };
+        let answer = timeout(self.patience, self.ask(&mut held.connection, query)).await;
+        held.spoilt = answer.is_err();
+        answer.unwrap_or_else(|_| Err(no_answer(self.patience).into()))
     }
 
     /// Through a pooler PostgreSQL may see the parts of one exchange on different connections unless a transaction holds
     /// them together, and a named statement of one client is visible to the next.
-    pub(crate) async fn rows(&self, query: Query<'_, Postgres, PgArguments>) -> Result<Vec<PgRow>> {
+    async fn ask(
+        &self,
+        connection: &mut PgConnection,
+        query: Query<'_, Postgres, PgArguments>,
+    ) -> Result<Vec<PgRow>> {
         if !self.pooled {
-            return Ok(query.fetch_all(&self.pool).await?);
+            return Ok(query.fetch_all(connection).await?);
         }
-        let mut held = Held { connection: self.pool.acquire().await?, open: true };
-        let mut transaction = held.connection.begin().await?;
+        let mut transaction = connection.begin_with(BEGIN).await?;
         let rows = query.persistent(false).fetch_all(&mut *transaction).await;
         match &rows {
             Ok(_) => transaction.commit().await?,
             Err(_) => transaction.rollback().await?,
         }
-        held.open = false;
         Ok(rows?)
     }
 
@@ -106,16 +132,16 @@ impl Db {
     }
 }
 
-/// A connection with a transaction, closed if whoever waits for it goes away: sqlx forgets a BEGIN that was not yet
-/// answered, and a pooler would keep a connection to PostgreSQL for that transaction for ever.
+/// A connection in use, closed if it does not answer or, with a transaction, if whoever waits for it goes away: sqlx forgets a
+/// BEGIN that was not yet answered, and a pooler would keep a connection to PostgreSQL for that transaction for ever.
 struct Held {
     connection: PoolConnection<Postgres>,
-    open: bool,
+    spoilt: bool,
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if self.open {
+        if self.spoilt {
             self.connection.close_on_drop();
         }
     }
@@ -127,7 +153,10 @@ fn pool(options: PgConnectOptions, connections: u32) -> PgPool {
         .max_connections(connections)
         .test_before_acquire(false)
         .before_acquire(|connection, meta| {
-            Box::pin(async move { Ok(meta.idle_for < FRESH || connection.ping().await.is_ok()) })
+            Box::pin(async move {
+                Ok(meta.idle_for < FRESH
+                    || matches!(timeout(ROUND_TRIP, connection.ping()).await, Ok(Ok(()))))
+            })
         })
         .connect_lazy_with(options)
 }

@@ -1,3 +1,6 @@
+use std::io;
+use std::time::Duration;
+
 use thiserror::Error;
 
 /// The result of a call to the queue.
@@ -24,6 +27,9 @@ pub enum Error {
     /// A derivation graph that cannot be.
     #[error("{0}")]
     Graph(String),
+    /// What was known of the graph is not in the queue any more: ask again what is.
+    #[error("{0}")]
+    Vanished(String),
     /// There is no such project, pool, node or build.
     #[error("{0}")]
     NotFound(String),
@@ -42,13 +48,19 @@ impl Error {
     /// Whether the same call may succeed later without anything being changed by a person.
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::Unreachable(_) => true,
+            Self::Unreachable(_) | Self::Vanished(_) => true,
             // 40: serialisation or deadlock; 53: out of resources; 55: lock not available; 57: shutting down.
             error => error.is_of_class(&["40", "53", "55", "57"]),
         }
     }
 
-    /// Whether the login was refused: until the password that was changed has arrived here too, perhaps.
+    /// Whether whoever has begun something waits: also if the login was refused, perhaps until the password that was changed
+    /// has arrived here too.
+    pub fn may_pass(&self) -> bool {
+        self.is_transient() || self.is_login()
+    }
+
+    /// Whether the login was refused.
     pub fn is_login(&self) -> bool {
         self.is_of_class(&["28"])
     }
@@ -80,9 +92,21 @@ impl From<sqlx::Error> for Error {
             Some("HC006") => Self::Graph(sentence()),
             Some("HC007") => Self::NotFound(sentence()),
             Some("HC008") => Self::WrongState(sentence()),
+            Some("HC009") => Self::Vanished(sentence()),
             Some("42501") => Self::Forbidden(sentence()),
-            Some("57P01" | "57P02" | "57P03" | "08006" | "08003") => Self::Unreachable(source),
+            Some(code) if is_away(code) => Self::Unreachable(source),
             _ => Self::Database(source),
         }
     }
+}
+
+/// 08: the connection, and all that PgBouncer has to say; 25006: this was the primary; 25P03, 25P04: its transaction was idle or
+/// open for too long; 57P: it ends, or begins.
+fn is_away(code: &str) -> bool {
+    code.starts_with("08") || code.starts_with("57P") || ["25006", "25P03", "25P04"].contains(&code)
+}
+
+pub(crate) fn no_answer(within: Duration) -> sqlx::Error {
+    let sentence = format!("no answer within {} s", within.as_secs());
+    sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, sentence))
 }

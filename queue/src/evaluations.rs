@@ -37,6 +37,13 @@ pub async fn queue(db: &Db, request: &Request<'_>) -> Result<i64> {
     Ok(evaluation)
 }
 
+/// Puts the same into the queue once more: what was pushed, at its commit; anything else, as its source is now. Answers its number.
+pub async fn repeat(db: &Db, id: i64) -> Result<i64> {
+    let evaluation: i64 = db.value(sqlx::query("SELECT ci.repeat_evaluation($1)").bind(id)).await?;
+    tell(db, evaluation).await;
+    Ok(evaluation)
+}
+
 /// Whoever evaluates or looks hears of it now instead of at its next look.
 pub async fn tell(db: &Db, evaluation: i64) {
     if let Err(error) = notify(db, Channel::Evaluation, &evaluation.to_string()).await {
@@ -319,13 +326,15 @@ pub struct Attribute {
     pub error: Option<String>,
 }
 
-/// The attributes of an evaluation by name, from the one after `after` on.
-pub async fn attributes(db: &Db, id: i64, after: &str, limit: i64) -> Result<Vec<Attribute>> {
+/// The attributes of an evaluation by name, from the one after `after` on; `failed`: only those that could not be evaluated, or
+/// that are not built and will not be by themselves.
+pub async fn attributes(db: &Db, id: i64, after: &str, failed: bool, limit: i64) -> Result<Vec<Attribute>> {
     let query = sqlx::query(
         "SELECT a.attr, a.job_id, ci.state_of(j), a.error FROM ci.evaluation_attr a LEFT JOIN ci.job j ON j.id = a.job_id
-         WHERE a.evaluation_id = $1 AND a.attr > $2 ORDER BY a.attr LIMIT $3",
+         WHERE a.evaluation_id = $1 AND a.attr > $2 AND (NOT $3 OR a.error IS NOT NULL OR j.state IN ('failed', 'dep_failed', 'cancelled'))
+         ORDER BY a.attr LIMIT $4",
     );
-    let rows = db.rows(query.bind(id).bind(after).bind(limit)).await?;
+    let rows = db.rows(query.bind(id).bind(after).bind(failed).bind(limit)).await?;
     rows.iter()
         .map(|row| {
             Ok(Attribute {

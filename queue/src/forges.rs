@@ -1,7 +1,7 @@
 //! What forges tell us by webhooks, and what they are told: which projects a repository has, pull requests from outside, the
 //! outbox of statuses, and pushes that nobody told us of.
 //!
-//! A forge is known by its instance: `https://github.com`, or the address of a Gitea without a slash at its end.
+//! A forge is known by its instance: `https://github.com`, or the address of another without a slash at its end.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,7 +10,6 @@ use sqlx::Row;
 use sqlx::postgres::PgRow;
 
 use crate::branches::PullRequests;
-use crate::evaluations::tell;
 use crate::{Db, Result};
 
 /// A repository of a forge.
@@ -112,6 +111,16 @@ fn follower(row: &PgRow) -> Result<Follower> {
     })
 }
 
+/// The repositories of a forge that projects have, those of the newest projects first.
+pub async fn repositories(db: &Db, instance: &str, limit: i64) -> Result<Vec<Repository>> {
+    let query = sqlx::query(
+        "SELECT s.owner, s.repo FROM ci.project_source s JOIN ci.project p ON p.id = s.project_id
+         WHERE ci.instance_of(s) = $1 AND p.deleted_at IS NULL GROUP BY 1, 2 ORDER BY max(p.id) DESC LIMIT $2",
+    );
+    let rows = db.rows(query.bind(instance).bind(limit)).await?;
+    rows.iter().map(|row| Ok(Repository { owner: row.try_get(0)?, name: row.try_get(1)? })).collect()
+}
+
 /// Whether something with one of these keys was dealt with before.
 pub async fn delivered(db: &Db, forge: &str, keys: &[String]) -> Result<bool> {
     let query = sqlx::query("SELECT EXISTS (SELECT FROM ci.delivery WHERE forge = $1 AND key = ANY ($2))")
@@ -129,10 +138,16 @@ pub async fn prune_deliveries(db: &Db) -> Result<()> {
     db.row(sqlx::query("SELECT ci.prune_deliveries()")).await.map(drop)
 }
 
-/// A branch is gone. Answers how many evaluations were cancelled.
-pub async fn end_branch(db: &Db, project: i32, branch: &str, reason: &str) -> Result<i64> {
-    let query = sqlx::query("SELECT ci.end_branch($1, $2, $3)").bind(project).bind(branch).bind(reason);
-    db.value(query).await
+/// A branch is gone; `known`: only if that is still its head. Answers how many evaluations were cancelled.
+pub async fn end_branch(
+    db: &Db,
+    project: i32,
+    branch: &str,
+    reason: &str,
+    known: Option<&str>,
+) -> Result<i64> {
+    let query = sqlx::query("SELECT ci.end_branch($1, $2, $3, $4)").bind(project).bind(branch);
+    db.value(query.bind(reason).bind(known)).await
 }
 
 /// What names a pull request from outside as a branch: the ref under which forges keep it in the repository that it is for.
@@ -207,6 +222,8 @@ pub struct Report {
     pub name: String,
     /// Another project has the same repository.
     pub shared: bool,
+    /// It was evaluated more than a day ago.
+    pub is_old: bool,
 }
 
 /// Takes up to `limit` commits of these forges that are due.
@@ -228,6 +245,7 @@ pub async fn due_reports(db: &Db, instances: &[String], limit: i32) -> Result<Ve
                 told_build: row.try_get("told_build")?,
                 name: row.try_get("project")?,
                 shared: row.try_get("shared")?,
+                is_old: row.try_get("is_old")?,
             })
         })
         .collect()
@@ -341,33 +359,16 @@ pub async fn compared(db: &Db, project: i32) -> Result<()> {
     db.row(sqlx::query("SELECT ci.compared($1)").bind(project)).await.map(drop)
 }
 
+/// They could not be, and why.
+pub async fn not_compared(db: &Db, project: i32, error: &str) -> Result<()> {
+    db.row(sqlx::query("SELECT ci.not_compared($1, $2)").bind(project).bind(error)).await.map(drop)
+}
+
 /// The heads of a project's branches, as far as we know.
 pub async fn heads(db: &Db, project: i32) -> Result<BTreeMap<String, String>> {
     let query = sqlx::query("SELECT branch, commit_id FROM ci.head WHERE project_id = $1").bind(project);
     let rows = db.rows(query).await?;
     rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
-}
-
-/// A branch is at a commit that nobody told us of. None: a push has come since `known` was read.
-pub async fn push_missed(
-    db: &Db,
-    missed: &Comparison,
-    branch: &str,
-    commit: &str,
-    known: Option<&str>,
-) -> Result<Option<i64>> {
-    let query = sqlx::query("SELECT ci.push_missed($1, $2, $3, $4, $5, $6)")
-        .bind(&missed.project)
-        .bind(&missed.url)
-        .bind(branch)
-        .bind(commit)
-        .bind(&missed.attrs)
-        .bind(known);
-    let evaluation: Option<i64> = db.value(query).await?;
-    if let Some(evaluation) = evaluation {
-        tell(db, evaluation).await;
-    }
-    Ok(evaluation)
 }
 
 /// Branches that were there before the project: not built until somebody pushes to them.

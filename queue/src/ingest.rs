@@ -13,6 +13,10 @@ use crate::{Db, Error, Result};
 const CHUNK_NODES: usize = 2_000;
 /// or so many bytes of their texts, whichever comes first.
 const CHUNK_BYTES: usize = 8 << 20;
+/// The longest name of a system.
+const SYSTEM_BYTES: usize = 100;
+/// The longest list of features, as a chunk has it.
+const FEATURES_BYTES: usize = 1000;
 
 /// A derivation of the graph.
 #[derive(Debug, Clone, Default)]
@@ -59,6 +63,19 @@ pub enum NodeError {
         /// The path that its hash gives.
         actual: String,
     },
+    /// No node could be like that.
+    #[error(
+        "{path} asks for a system of {system} bytes and features of {features}: a system has 1 to {SYSTEM_BYTES} bytes, and \
+         features have {FEATURES_BYTES} at most together"
+    )]
+    Demands {
+        /// Whose demands.
+        path: String,
+        /// The length of the system's name.
+        system: usize,
+        /// The length of the features' names, a blank between two of them.
+        features: usize,
+    },
 }
 
 impl Node {
@@ -87,6 +104,10 @@ impl Node {
         let sources = derivation.input_sources().iter().map(|path| path.to_absolute_path()).collect();
         let features = required_features(&derivation);
         let system = derivation.system().to_owned();
+        let (long, longs) = (system.len(), features.join(" ").len());
+        if !(1..=SYSTEM_BYTES).contains(&long) || longs > FEATURES_BYTES {
+            return Err(NodeError::Demands { path: drv_path.to_owned(), system: long, features: longs });
+        }
         Ok(Self {
             drv_path: drv_path.to_owned(),
             system,

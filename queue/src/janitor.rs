@@ -2,44 +2,71 @@
 
 use std::time::Duration;
 
+use tokio::time::{Instant, sleep};
+
 use crate::{Db, Error, Result};
 
 /// How often it makes its round.
 const ROUND: Duration = Duration::from_secs(5);
 /// Every so many rounds, what need not be done that often.
 const RARELY: u32 = 12;
+/// A step of retention keeps resolvers and ingests waiting: they get their turn before the next one.
+const REST: Duration = Duration::from_millis(100);
 
 /// Leads until another does. Meant as the work of [`crate::leader::campaign`].
 pub async fn run(db: &Db, generation: i64) {
     let mut tick = tokio::time::interval(ROUND);
     for round in 0_u32.. {
         tick.tick().await;
-        match make_round(db, generation, round.is_multiple_of(RARELY)).await {
-            Ok(()) => {}
-            Err(error @ Error::NotLeader(_)) => {
-                tracing::info!(%error, "the janitor stops");
-                return;
-            }
-            Err(error) => tracing::warn!(%error, "the janitor's round broke off"),
+        let made = make_round(db, generation, round.is_multiple_of(RARELY)).await;
+        if let Err(error @ Error::NotLeader(_)) = made {
+            tracing::info!(%error, "the janitor stops");
+            return;
         }
     }
 }
 
-/// One round: dead builds, open transactions; `all`: the rare work too.
+/// One round: dead builds, open transactions; `all`: the rare work too. A duty that fails keeps no other from being done; answers
+/// the first failure.
 pub async fn make_round(db: &Db, generation: i64, all: bool) -> Result<()> {
+    let mut duties =
+        vec![take_back(db, generation).await, end_long_transactions(db, generation).await.map(drop)];
+    if all {
+        duties.extend([
+            give_up(db, generation).await,
+            decay(db, generation).await.map(drop),
+            prune(db, generation).await,
+            retain_for_a_round(db, generation).await,
+        ]);
+    }
+    let failures = duties.iter().filter_map(|duty| duty.as_ref().err());
+    for error in failures.filter(|error| !matches!(error, Error::NotLeader(_))) {
+        tracing::warn!(%error, "the janitor could not do one of its duties");
+    }
+    duties.into_iter().collect()
+}
+
+async fn take_back(db: &Db, generation: i64) -> Result<()> {
     let reaped = reap(db, generation).await?;
     if reaped > 0 {
         tracing::info!(reaped, "builds lost their lease");
     }
-    end_long_transactions(db, generation).await?;
-    if all {
-        let failed = fail_unsupported(db, generation).await?;
-        if failed > 0 {
-            tracing::info!(failed, "builds that nobody can run have failed");
-        }
-        decay(db, generation).await?;
-        prune(db, generation).await?;
-        while retain(db, generation).await? > 0 {}
+    Ok(())
+}
+
+async fn give_up(db: &Db, generation: i64) -> Result<()> {
+    let failed = fail_unsupported(db, generation).await?;
+    if failed > 0 {
+        tracing::info!(failed, "builds that nobody can run have failed");
+    }
+    Ok(())
+}
+
+/// No longer, for leases have to be looked at.
+async fn retain_for_a_round(db: &Db, generation: i64) -> Result<()> {
+    let until = Instant::now() + ROUND;
+    while retain(db, generation).await? > 0 && Instant::now() < until {
+        sleep(REST).await;
     }
     Ok(())
 }
@@ -49,7 +76,7 @@ pub async fn reap(db: &Db, generation: i64) -> Result<i32> {
     db.value(sqlx::query("SELECT ci.reap($1)").bind(generation)).await
 }
 
-/// Ends transactions that builders keep open. Answers how many.
+/// Ends transactions that builders or evaluators keep open. Answers how many.
 pub async fn end_long_transactions(db: &Db, generation: i64) -> Result<i32> {
     db.value(sqlx::query("SELECT ci.end_long_transactions($1)").bind(generation)).await
 }

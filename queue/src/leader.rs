@@ -10,6 +10,7 @@ use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions, Connection, PgConnection, Row};
 use uuid::Uuid;
 
+use crate::error::no_answer;
 use crate::{Db, Result, replica};
 
 const ROUND_TRIP: Duration = Duration::from_secs(5);
@@ -69,7 +70,7 @@ impl Leadership {
             ("idle_session_timeout", "0"),
         ]);
         let connect = tokio::time::timeout(ROUND_TRIP, options.connect());
-        let mut connection = connect.await.map_err(|_| timed_out())??;
+        let mut connection = connect.await.map_err(|_| no_answer(ROUND_TRIP))??;
         let lock = sqlx::query_scalar("SELECT pg_try_advisory_lock(ci.lock_key($1))").bind(office.name());
         if !lock.fetch_one(&mut connection).await? {
             return Ok(None);
@@ -86,7 +87,7 @@ impl Leadership {
             match tokio::time::timeout(ROUND_TRIP, self.connection.ping()).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => return error.into(),
-                Err(_) => return timed_out().into(),
+                Err(_) => return no_answer(ROUND_TRIP).into(),
             }
         }
     }
@@ -141,8 +142,4 @@ pub async fn current(db: &Db, office: Office) -> Result<Leader> {
         since: row.try_get("moment")?,
         held: row.try_get("held")?,
     })
-}
-
-fn timed_out() -> sqlx::Error {
-    sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, "no answer within 5 s"))
 }

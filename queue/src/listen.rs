@@ -1,12 +1,29 @@
 //! Wake-ups: LISTEN where it works, a jittered poll as the truth. A payload is a hint that anybody may have sent: it
 //! says that it is worth asking, never what the answer is.
 
+use std::fmt;
 use std::time::Duration;
 
+use sqlx::Executor;
 use sqlx::postgres::PgListener;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use crate::{Db, Result};
+
+/// A connection that has not answered for so long is lost.
+const ROUND_TRIP: Duration = Duration::from_secs(5);
+
+/// Where PostgreSQL itself is, past a pooler.
+pub trait Address: fmt::Debug + Send + Sync {
+    /// Its URL, read anew for every connection, for its password may have changed. None: it cannot be read just now.
+    fn url(&self) -> Option<String>;
+}
+
+impl Address for String {
+    fn url(&self) -> Option<String> {
+        Some(self.clone())
+    }
+}
 
 /// What is told to whom.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -17,8 +34,6 @@ pub enum Channel {
     Ended,
     /// To builders: a build is to be stopped, or a node drains or does not any more. Ask with a heartbeat.
     Stop,
-    /// To resolvers: there may be something to resolve.
-    Resolve,
     /// To evaluators and frontends: this evaluation was asked for, began or ended.
     Evaluation,
 }
@@ -29,7 +44,6 @@ impl Channel {
             Self::Ready => "ci_ready",
             Self::Ended => "ci_ended",
             Self::Stop => "ci_stop",
-            Self::Resolve => "ci_resolve",
             Self::Evaluation => "ci_evaluation",
         }
     }
@@ -54,38 +68,51 @@ pub enum Wake {
 /// Waits for hints. Survives restarts of the database and works, by polling, where LISTEN does not.
 #[derive(Debug)]
 pub struct Listener {
-    url: String,
+    address: Box<dyn Address>,
     beside: Option<Db>,
     channels: Vec<Channel>,
     poll: Duration,
     next_poll: Instant,
     next_try: Instant,
     inner: Option<PgListener>,
+    /// By when it has to say that it lives, once it was asked: [`Self::next`] may be given up, and begin anew, before that.
+    answer_by: Option<Instant>,
     /// Why there are no hints, if there are none: a sentence for `/readyz`.
     pub trouble: Option<String>,
 }
 
 impl Listener {
-    /// Listens on `channels` and polls about every `poll`. `direct_url` should bypass a transaction-mode pooler.
-    pub async fn connect(direct_url: &str, channels: &[Channel], poll: Duration) -> Self {
-        Self::open(direct_url, None, channels, poll).await
+    /// Listens on `channels` and polls about every `poll`. `address` should bypass a transaction-mode pooler.
+    pub async fn connect(address: impl Address + 'static, channels: &[Channel], poll: Duration) -> Self {
+        Self::open(Box::new(address), None, channels, poll).await
     }
 
     /// The same for one who counts connections: what it says to itself goes by `db`, not by one more.
-    pub async fn beside(db: &Db, direct_url: &str, channels: &[Channel], poll: Duration) -> Self {
-        Self::open(direct_url, Some(db.clone()), channels, poll).await
+    pub async fn beside(
+        db: &Db,
+        address: impl Address + 'static,
+        channels: &[Channel],
+        poll: Duration,
+    ) -> Self {
+        Self::open(Box::new(address), Some(db.clone()), channels, poll).await
     }
 
-    async fn open(url: &str, beside: Option<Db>, channels: &[Channel], poll: Duration) -> Self {
+    async fn open(
+        address: Box<dyn Address>,
+        beside: Option<Db>,
+        channels: &[Channel],
+        poll: Duration,
+    ) -> Self {
         let now = Instant::now();
         let mut listener = Self {
-            url: url.to_owned(),
+            address,
             beside,
             channels: channels.to_vec(),
             poll,
             next_poll: now + jitter(poll),
             next_try: now,
             inner: None,
+            answer_by: None,
             trouble: None,
         };
         listener.try_listen().await;
@@ -113,20 +140,30 @@ impl Listener {
                             return Wake::Hint(channel, message.payload().to_owned());
                         }
                     }
-                    // What was sent while the connection was away is lost: look now.
-                    Ok(None) | Err(_) => {
-                        self.inner = None;
-                        self.trouble = Some("the connection that listens was lost".to_owned());
-                        self.next_try = Instant::now();
-                        return self.polled();
-                    }
+                    Ok(None) | Err(_) => return self.lost(),
                 },
-                () = sleep_until(self.next_poll) => return self.polled(),
+                () = sleep_until(self.next_poll) => {
+                    // A host that vanished says nothing, and neither does a database in which nothing happens.
+                    let answer_by = *self.answer_by.get_or_insert_with(|| Instant::now() + ROUND_TRIP);
+                    return match timeout_at(answer_by, inner.execute("SELECT 1")).await {
+                        Ok(Ok(_)) => self.polled(),
+                        Ok(Err(_)) | Err(_) => self.lost(),
+                    };
+                }
             }
         }
     }
 
+    /// What was sent while the connection was away is lost: look now.
+    fn lost(&mut self) -> Wake {
+        self.inner = None;
+        self.trouble = Some("the connection that listens was lost".to_owned());
+        self.next_try = Instant::now();
+        self.polled()
+    }
+
     fn polled(&mut self) -> Wake {
+        self.answer_by = None;
         self.next_poll = Instant::now() + jitter(self.poll);
         Wake::Poll
     }
@@ -135,12 +172,16 @@ impl Listener {
     /// to the wrong client. So nothing but a channel of its own is listened to before that: a pooled connection that listened
     /// to the real ones would break into the calls of whoever has it next.
     async fn try_listen(&mut self) -> bool {
+        let Some(url) = self.address.url() else {
+            self.pause("cannot listen: the database's URL cannot be read".to_owned(), Duration::from_secs(2));
+            return false;
+        };
         let attempt = async {
-            let mut inner = PgListener::connect(&self.url).await?;
+            let mut inner = PgListener::connect(&url).await?;
             inner.eager_reconnect(false);
             let probe = format!("ci_probe_{:016x}", rand::random::<u64>());
             inner.listen(&probe).await?;
-            let db = self.beside.clone().map_or_else(|| Db::pooled(&self.url, 1), Ok)?;
+            let db = self.beside.clone().map_or_else(|| Db::pooled(&url, 1), Ok)?;
             match db.row(sqlx::query("SELECT pg_notify($1, '')").bind(&probe)).await {
                 Err(crate::Error::Database(sqlx::Error::Protocol(_))) => return Ok(None),
                 sent => sent?,

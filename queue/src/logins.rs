@@ -30,11 +30,14 @@ impl Group {
         }
     }
 
-    /// A builder's statements are short: what takes longer is harm.
+    /// A builder's statements are short: what takes longer is harm. Nobody waits longer than half a minute for a page. Nobody
+    /// thinks within a transaction: who is silent there has vanished, or is frozen.
     fn settings(self) -> &'static [(&'static str, &'static str)] {
+        const SILENT: (&str, &str) = ("idle_in_transaction_session_timeout", "10s");
         match self {
-            Self::Builder => &[("statement_timeout", "30s"), ("idle_in_transaction_session_timeout", "10s")],
-            Self::Evaluator | Self::Frontend | Self::Operator | Self::Signer => &[],
+            Self::Builder => &[("statement_timeout", "30s"), SILENT],
+            Self::Frontend => &[("statement_timeout", "35s"), SILENT],
+            Self::Evaluator | Self::Operator | Self::Signer => &[SILENT],
         }
     }
 }

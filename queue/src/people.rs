@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use sqlx::Row;
 
+use crate::db::LONG;
 use crate::{Db, Error, Result};
 
 /// A project, as wanted.
@@ -163,7 +164,7 @@ pub async fn drain_idle(db: &Db, nodes: &[i32], reason: &str) -> Result<Vec<i32>
 
 /// What is wrong with the queue; nothing, if it is sound.
 pub async fn audit(db: &Db) -> Result<Vec<(String, String)>> {
-    let rows = db.rows(sqlx::query("SELECT violation, subject FROM ci.audit()")).await?;
+    let rows = db.within(LONG).rows(sqlx::query("SELECT violation, subject FROM ci.audit()")).await?;
     rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
 }
 

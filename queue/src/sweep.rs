@@ -6,6 +6,7 @@ use std::time::Duration;
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 
+use crate::db::LONG;
 use crate::signer::{Output, Published};
 use crate::{Db, Result};
 
@@ -84,7 +85,7 @@ impl<'a> Sweep<'a> {
     /// The same to compare database and bucket: marks of before are void.
     pub async fn begin_resync(db: &'a Db, holder: &str) -> Result<Option<Sweep<'a>>> {
         let generation: Option<i64> =
-            db.value(sqlx::query("SELECT ci.begin_resync($1)").bind(holder)).await?;
+            db.within(LONG).value(sqlx::query("SELECT ci.begin_resync($1)").bind(holder)).await?;
         Ok(generation.map(|generation| Sweep { db, generation }))
     }
 
@@ -148,10 +149,10 @@ impl<'a> Sweep<'a> {
         self.db.value(query.bind(after).bind(rows)).await
     }
 
-    /// The grace of some marked paths begins. False: of all.
-    pub async fn confirm(&self, rows: i32) -> Result<bool> {
-        let query = sqlx::query("SELECT ci.plan_confirm($1, $2)").bind(self.generation).bind(rows);
-        Ok(self.db.value::<i32>(query).await? > 0)
+    /// The grace of some paths that were marked begins. Answers where to go on.
+    pub async fn confirm(&self, after: &str, rows: i32) -> Result<Option<String>> {
+        let query = sqlx::query("SELECT ci.plan_confirm($1, $2, $3)").bind(self.generation);
+        self.db.value(query.bind(after).bind(rows)).await
     }
 
     /// Forgets some paths whose grace is over. None: there are no more, or texts have to be read first.
@@ -188,6 +189,15 @@ fn read_condemned(row: &PgRow) -> Result<Condemned> {
     })
 }
 
+/// All steps of one pass of a plan, each from where the one before it ended.
+pub async fn pass<F: Future<Output = Result<Option<String>>>>(step: impl Fn(String) -> F) -> Result<()> {
+    let mut after = Some(String::new());
+    while let Some(path) = after {
+        after = step(path).await?;
+    }
+    Ok(())
+}
+
 /// Who sweeps.
 pub async fn state(db: &Db) -> Result<State> {
     let row = db.row(sqlx::query("SELECT holder, running, began_at, ended_at FROM ci.sweep_state()")).await?;
@@ -206,7 +216,7 @@ pub async fn would_sweep(db: &Db, grace: Duration) -> Result<[(i64, i64); 2]> {
                 count(*) FILTER (WHERE NOT ripe), coalesce(sum(file_size) FILTER (WHERE NOT ripe), 0)::bigint
          FROM ci.would_sweep(make_interval(secs => $1), make_interval(secs => $1))",
     );
-    let row = db.row(query.bind(grace.as_secs_f64())).await?;
+    let row = db.within(LONG).row(query.bind(grace.as_secs_f64())).await?;
     Ok([(row.try_get(0)?, row.try_get(1)?), (row.try_get(2)?, row.try_get(3)?)])
 }
 

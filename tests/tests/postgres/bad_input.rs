@@ -92,15 +92,60 @@ async fn the_database_itself_refuses_an_id_that_it_does_not_know() {
     let farm = farm().await;
     let error = ingest_raw(&farm, [0, 1], &[2], &[3], &[4711]).await.unwrap_err();
     assert!(
-        matches!(&error, Error::Graph(sentence) if sentence.contains("ask which are known again")),
+        matches!(&error, Error::Vanished(sentence) if sentence.contains("ask which are known again")),
         "{error:?}"
     );
+    assert!(error.is_transient());
+}
+
+#[tokio::test]
+async fn the_database_itself_refuses_demands_and_chains_without_end() {
+    let farm = farm().await;
+    let evaluation = farm.begin("project").await.evaluation;
+    let evaluator = farm.database.direct_login("harmonia_evaluator").await;
+    let before = farm.digest().await;
+    for (features, depth, height) in [
+        ("f".repeat(1001), 0, 0),
+        (String::new(), -1, 0),
+        (String::new(), 1_000_001, 0),
+        (String::new(), 0, i32::MIN),
+        (String::new(), 0, 1_000_001),
+    ] {
+        let refusal = sqlx::query(
+            "SELECT ci.ingest($1, ARRAY[$2], '{s}', ARRAY[$3], '{f}', ARRAY[$4], ARRAY[$5], '{x}', '{}', '{}', '{}', '{}', '{}', '{}')",
+        )
+        .bind(evaluation)
+        .bind(drv_path("a"))
+        .bind(&features)
+        .bind(depth)
+        .bind(height)
+        .execute(&evaluator)
+        .await;
+        let error = Error::from(refusal.unwrap_err());
+        assert!(matches!(error, Error::Invalid(_)), "{depth} {height}: {error:?}");
+    }
+    assert_eq!(farm.digest().await, before);
+}
+
+#[tokio::test]
+async fn a_project_does_not_ask_for_kinds_of_nodes_without_end() {
+    let farm = farm().await;
+    let mut ingest = farm.begin("project").await;
+    let kind = |n| Node { features: vec![format!("f{n}")], ..derivation(&format!("d{n}"), &[]) };
+    let sentence = refused(&farm, ingest.add((0..1001).map(kind).collect())).await;
+    assert!(sentence.contains("at most 1000 kinds of nodes"), "{sentence}");
 }
 
 /// A derivation's text and the path that follows from it.
 fn real_derivation(name: &str) -> (String, Vec<u8>) {
+    demanding(name, SYSTEM, "")
+}
+
+/// The same for a node of some system and features.
+fn demanding(name: &str, system: &str, features: &str) -> (String, Vec<u8>) {
     let text = format!(
-        "Derive([(\"out\",\"\",\"r:sha256\",\"\")],[],[],\"{SYSTEM}\",\"/bin/sh\",[],[(\"name\",\"{name}\"),(\"out\",\"\")])"
+        "Derive([(\"out\",\"\",\"r:sha256\",\"\")],[],[],\"{system}\",\"/bin/sh\",[],\
+         [(\"name\",\"{name}\"),(\"out\",\"\"),(\"requiredSystemFeatures\",\"{features}\")])"
     );
     let derivation = Derivation::from_aterm_bytes(text.as_bytes(), name).unwrap();
     (derivation.drv_path().unwrap().to_absolute_path(), text.into_bytes())
@@ -125,6 +170,22 @@ fn a_path_that_is_not_its_text_s_hash_is_refused() {
         drv_path("hello")
     );
     assert_eq!(error.to_string(), expected);
+}
+
+#[test]
+fn what_asks_for_a_node_that_cannot_be_is_refused() {
+    let (long, longs) = ("s".repeat(101), "kvm ".repeat(251));
+    for (system, features, asked) in
+        [(long.as_str(), "", (101, 0)), (SYSTEM, &longs, (12, 1003)), ("", "", (0, 0))]
+    {
+        let (path, text) = demanding("hello", system, features);
+        let error = Node::parse(&path, text).unwrap_err();
+        let expected = format!(
+            "{path} asks for a system of {} bytes and features of {}: a system has 1 to 100 bytes, and features have 1000 at most together",
+            asked.0, asked.1
+        );
+        assert_eq!(error.to_string(), expected);
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Pushes, branch heads and looks at repositories.
 
+use futures::stream::{self, StreamExt};
 use harmonia_queue::branches::{self, Forge, ProjectSource, PullRequests, Push};
 use harmonia_queue::evaluations::{self, Claimed, Stage};
 use harmonia_queue::ingest::{Attr, Ingest};
@@ -103,6 +104,74 @@ async fn what_a_person_cancelled_is_not_begun_anew_by_the_same_push() {
 }
 
 #[tokio::test]
+async fn what_could_not_be_evaluated_is_begun_anew_by_the_same_push() {
+    let farm = farm().await;
+    let id = push(&farm, at("main", "aa")).await;
+    people::end_evaluation(&farm.evaluator, id, Ending::Aborted, Some("no network")).await.unwrap();
+    let again = push(&farm, at("main", "aa")).await;
+    assert_eq!((stage(&farm, id).await, stage(&farm, again).await), (Stage::Aborted, Stage::Queued));
+}
+
+#[tokio::test]
+async fn a_project_that_is_made_again_has_its_code_evaluated_again() {
+    let farm = farm().await;
+    branches::put_source(&farm.frontend, "main", Some(&ProjectSource::git(URL))).await.unwrap();
+    let poll = branches::claim_poll(&farm.evaluator).await.unwrap().unwrap();
+    let seen = || branches::polled(&farm.evaluator, poll.project_id, Ok(("main", "aa")));
+    let before = seen().await.unwrap();
+    people::remove_project(&farm.frontend, "main").await.unwrap();
+    farm.project("main").await;
+    let after = seen().await.unwrap();
+    assert!(after.is_some() && after > before, "{after:?}");
+    assert_eq!(stage(&farm, after.unwrap()).await, Stage::Queued);
+}
+
+#[tokio::test]
+async fn another_repository_has_no_branch_that_is_known() {
+    let farm = farm().await;
+    let source = ProjectSource::git(URL);
+    branches::put_source(&farm.frontend, "main", Some(&source)).await.unwrap();
+    let head = || async { branches::head(&farm.frontend, "main", "main").await.unwrap() };
+    let changes = [
+        (ProjectSource { attrs: vec!["checks".to_owned()], ..source.clone() }, Some("aa")),
+        (ProjectSource { branch: Some("main".to_owned()), ..source.clone() }, None),
+        (ProjectSource::git("https://git.example.org/y.git"), None),
+    ];
+    for (change, known) in changes {
+        push(&farm, at("main", "aa")).await;
+        branches::put_source(&farm.frontend, "main", Some(&change)).await.unwrap();
+        assert_eq!(head().await.as_deref(), known, "{change:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_was_pushed_is_repeated_at_its_commit_however_often() {
+    let farm = farm().await;
+    let mut id = push(&farm, outside("refs/pull/7/head", "aa", 7)).await;
+    branches::put_source(&farm.frontend, "main", Some(&ProjectSource::git(URL))).await.unwrap();
+    for _ in 0..2 {
+        evaluations::claim(&farm.evaluator, "one").await.unwrap().unwrap();
+        id = evaluations::repeat(&farm.frontend, id).await.unwrap();
+    }
+    let claimed = evaluations::claim(&farm.evaluator, "one").await.unwrap().unwrap();
+    assert_eq!((claimed.id, claimed.commit.as_deref(), claimed.untrusted), (id, Some("aa"), true));
+    let source = branches::evaluation_source(&farm.evaluator, id).await.unwrap().unwrap();
+    assert_eq!(source.pull_request, Some(7));
+}
+
+#[tokio::test]
+async fn what_a_person_asked_for_is_repeated_as_its_source_is_now() {
+    let farm = farm().await;
+    let request = evaluations::Request { project: "main", source: URL, ..evaluations::Request::default() };
+    let asked = evaluations::queue(&farm.frontend, &request).await.unwrap();
+    let found = evaluations::claim(&farm.evaluator, "one").await.unwrap().unwrap();
+    assert!(evaluations::keep(&farm.evaluator, asked, found.attempt, Some("aa")).await.unwrap());
+    let again = evaluations::repeat(&farm.frontend, asked).await.unwrap();
+    let claimed = evaluations::claim(&farm.evaluator, "one").await.unwrap().unwrap();
+    assert_eq!((claimed.id, claimed.commit), (again, None));
+}
+
+#[tokio::test]
 async fn candidates_of_a_merge_queue_are_all_evaluated() {
     let farm = farm().await;
     for branch in ["gh-readonly-queue/main/pr-1", "staging", "trying"] {
@@ -142,15 +211,12 @@ async fn the_head_of_a_branch_is_where_it_was_last_pushed() {
 #[tokio::test]
 async fn five_hundred_pushes_at_once_leave_one_evaluation() {
     let farm = farm().await;
-    let mut pushes = tokio::task::JoinSet::new();
-    for n in 0..500 {
-        let db = farm.frontend.clone();
-        pushes.spawn(async move {
-            let commit = format!("{n:040x}");
-            branches::push(&db, &at("main", &commit)).await.unwrap();
-        });
-    }
-    pushes.join_all().await;
+    let push = |n: u32| {
+        let (db, commit) = (farm.frontend.clone(), format!("{n:040x}"));
+        async move { branches::push(&db, &at("main", &commit)).await.unwrap() }
+    };
+    // As many as have a connection: others would wait for one, and not for ever.
+    stream::iter(0..500).map(push).buffer_unordered(8).collect::<Vec<_>>().await;
     let live: i64 =
         farm.value("SELECT count(*) FROM ci.evaluation WHERE state = 'queued' AND id > $1", 0).await;
     let head = branches::head(&farm.frontend, "main", "main").await.unwrap();
@@ -187,6 +253,17 @@ async fn a_commit_that_is_known_is_no_push() {
     assert_eq!(seen, None);
     let missed = branches::polled(&farm.evaluator, poll.project_id, Ok(("main", "cc"))).await.unwrap();
     assert!(missed.is_some());
+}
+
+#[tokio::test]
+async fn what_was_pushed_since_a_look_began_is_newer_than_what_it_saw() {
+    let farm = farm().await;
+    branches::put_source(&farm.frontend, "main", Some(&ProjectSource::git(URL))).await.unwrap();
+    let poll = branches::claim_poll(&farm.evaluator).await.unwrap().unwrap();
+    farm.advance(1.0).await;
+    let newer = push(&farm, at("main", "bb")).await;
+    assert_eq!(branches::polled(&farm.evaluator, poll.project_id, Ok(("main", "aa"))).await.unwrap(), None);
+    assert_eq!(stage(&farm, newer).await, Stage::Queued);
 }
 
 #[tokio::test]

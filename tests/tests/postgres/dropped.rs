@@ -1,12 +1,31 @@
-//! A caller that goes away before its answer has come.
+//! Calls without an end: a caller that goes away before its answer has come, and an answer that never comes.
 
 use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use harmonia_queue::{Db, people};
+use harmonia_queue::listen::{Channel, notify};
+use harmonia_queue::{Db, Error, people, resolver};
+use harmonia_tests::PATIENCE;
 use harmonia_tests::farm::Farm;
 use harmonia_tests::pg::Database;
+use harmonia_tests::proxy::{Fault, Proxy, Target};
+use sqlx::AssertSqlSafe;
+
+/// A proxy before a farm's database, and a frontend's URL through it.
+pub async fn proxied(farm: &Farm) -> (Proxy, String) {
+    let (database, server) = (&farm.database, farm.database.server());
+    let proxy = Proxy::postgres(Target::Unix(server.sockets().join(format!(".s.PGSQL.{}", server.port()))));
+    let login = database.make_login("harmonia_frontend").await;
+    let url = format!("postgres://{}:{}@{}/{}", login.role, login.password, proxy.address(), database.name());
+    (proxy, url)
+}
+
+async fn arrives(proxy: &Proxy, name: &str) {
+    while !proxy.requests().iter().any(|request| request.contains(name)) {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
 
 /// Lets a call go on until it has waited `waits` times, and drops it there.
 async fn drop_after(waits: usize, call: impl Future) {
@@ -45,7 +64,48 @@ async fn no_transaction_of_a_dropped_call_stays_open() {
         people::token_scope(&db, "").await.unwrap();
         drop_after(waits, people::token_scope(&db, "")).await;
         let ended = no_transaction_left(&farm.database, &login.role);
-        let ended = tokio::time::timeout(Duration::from_secs(20), ended).await;
+        let ended = tokio::time::timeout(PATIENCE, ended).await;
         assert!(ended.is_ok(), "dropped after {waits} waits, a call left its transaction open");
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_nobody_answers_ends_and_the_next_one_takes_another_connection() {
+    let farm = Farm::new().await;
+    let (proxy, url) = proxied(&farm).await;
+    let db = Db::direct(&url, 1).unwrap();
+    let (_silent, never) = Fault::hold();
+    proxy.on_matching(1, |name| name.contains("pg_notify"), never);
+    let answer = notify(&db.within(Duration::from_secs(2)), Channel::Ready, "").await;
+    assert!(matches!(answer, Err(Error::Unreachable(_))), "{answer:?}");
+    proxy.reset();
+    notify(&db, Channel::Ready, "").await.unwrap();
+}
+
+#[tokio::test]
+async fn whoever_is_frozen_within_a_call_does_not_hold_up_the_others_for_good() {
+    let farm = Farm::new().await;
+    let (proxy, url) = proxied(&farm).await;
+    let db = Db::pooled(&url, 1).unwrap();
+    let (_silent, never) = Fault::hold();
+    proxy.on_matching(1, |name| name.contains("COMMIT"), never);
+    let frozen = tokio::spawn(async move { resolver::step(&db, 1).await });
+    arrives(&proxy, "COMMIT").await;
+    assert!(resolver::step(&farm.operator, 1).await.unwrap().busy);
+    while resolver::step(&farm.operator, 1).await.unwrap().busy {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    frozen.abort();
+}
+
+#[tokio::test]
+async fn what_poolers_and_former_primaries_say_is_that_the_database_is_away() {
+    let farm = Farm::new().await;
+    // What PgBouncer says of itself, a lost connection, a standby, a transaction that was idle for too long, a shutdown.
+    for code in ["08P01", "08006", "25006", "25P03", "57P01"] {
+        let raise = format!("DO $$ BEGIN RAISE SQLSTATE '{code}'; END $$");
+        let error = sqlx::query(AssertSqlSafe(raise)).execute(&farm.database.admin()).await.unwrap_err();
+        let error = Error::from(error);
+        assert!(matches!(error, Error::Unreachable(_)), "{code}: {error:?}");
     }
 }

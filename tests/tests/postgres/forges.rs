@@ -5,6 +5,7 @@ use std::time::Duration;
 use harmonia_queue::branches::{self, Forge, ProjectSource, Push};
 use harmonia_queue::evaluations::{self, Stage};
 use harmonia_queue::forges::{self, Comparison, Consent, Report, Repository};
+use harmonia_queue::people::{self, Ending};
 use harmonia_tests::farm::Farm;
 use sqlx::{Connection, PgConnection};
 
@@ -37,17 +38,17 @@ async fn with_source(farm: Farm) -> (Farm, i32) {
     (farm, project)
 }
 
+fn at<'a>(branch: &'a str, commit: &'a str) -> Push<'a> {
+    let source = "https://code.example.org/acme/dots.git";
+    Push { project: "main", source, branch, commit, untrusted: false, attrs: &[], pull_request: None }
+}
+
 async fn push(farm: &Farm, branch: &str, commit: &str) -> i64 {
-    let push = Push {
-        project: "main",
-        source: "https://code.example.org/acme/dots.git",
-        branch,
-        commit,
-        untrusted: false,
-        attrs: &[],
-        pull_request: None,
-    };
-    branches::push(&farm.frontend, &push).await.unwrap()
+    branches::push(&farm.frontend, &at(branch, commit)).await.unwrap()
+}
+
+async fn push_after(farm: &Farm, commit: &str, known: Option<&str>) -> Option<i64> {
+    branches::push_after(&farm.frontend, &at("main", commit), known).await.unwrap()
 }
 
 async fn stage(farm: &Farm, id: i64) -> Stage {
@@ -120,10 +121,30 @@ async fn a_delivery_is_known_by_any_of_its_keys_for_a_month() {
 async fn a_branch_that_is_gone_ends_what_it_has_not_finished() {
     let (farm, project) = farm().await;
     let (gone, other) = (push(&farm, "gone", "1").await, push(&farm, "other", "2").await);
-    assert_eq!(forges::end_branch(&farm.frontend, project, "gone", "deleted").await.unwrap(), 1);
+    assert_eq!(forges::end_branch(&farm.frontend, project, "gone", "deleted", None).await.unwrap(), 1);
     assert_eq!((stage(&farm, gone).await, stage(&farm, other).await), (Stage::Cancelled, Stage::Queued));
     assert_eq!(branches::head(&farm.frontend, "main", "gone").await.unwrap(), None);
-    assert_eq!(forges::end_branch(&farm.frontend, project, "gone", "deleted").await.unwrap(), 0);
+    assert_eq!(forges::end_branch(&farm.frontend, project, "gone", "deleted", None).await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn a_branch_that_comes_back_at_the_same_commit_is_evaluated_again() {
+    let (farm, project) = farm().await;
+    let gone = push(&farm, "topic", "1").await;
+    forges::end_branch(&farm.frontend, project, "topic", "deleted", None).await.unwrap();
+    let back = push(&farm, "topic", "1").await;
+    assert_eq!((stage(&farm, gone).await, stage(&farm, back).await), (Stage::Cancelled, Stage::Queued));
+}
+
+#[tokio::test]
+async fn a_branch_that_was_pushed_to_meanwhile_is_not_gone() {
+    let (farm, project) = farm().await;
+    let id = push(&farm, "topic", "2").await;
+    let end = async |known: &str| {
+        forges::end_branch(&farm.frontend, project, "topic", "deleted", Some(known)).await.unwrap()
+    };
+    assert_eq!((end("1").await, stage(&farm, id).await), (0, Stage::Queued));
+    assert_eq!((end("2").await, stage(&farm, id).await), (1, Stage::Cancelled));
 }
 
 async fn allow(farm: &Farm, project: i32, commit: &str, comment: i64) -> bool {
@@ -168,7 +189,6 @@ async fn a_new_head_or_the_end_of_a_pull_request_cancels_what_it_had() {
             forges::see_pull_request(&farm.frontend, project, 7, "2").await.unwrap();
         }
         assert_eq!(stage(&farm, id).await, Stage::Cancelled);
-        farm.database.execute("UPDATE ci.evaluation SET superseded_by = id").await;
     }
 }
 
@@ -277,6 +297,17 @@ async fn what_is_told_is_looked_at_again_in_its_time_or_never() {
 }
 
 #[tokio::test]
+async fn what_was_evaluated_more_than_a_day_ago_is_old() {
+    let (farm, _) = farm().await;
+    let id = push(&farm, "main", "1").await;
+    people::end_evaluation(&farm.evaluator, id, Ending::Aborted, None).await.unwrap();
+    for (later, old) in [(80_000.0, false), (10_000.0, true)] {
+        farm.advance(later).await;
+        assert_eq!(one(&farm).await.is_old, old);
+    }
+}
+
+#[tokio::test]
 async fn what_is_built_again_is_told_again_even_if_it_was_being_told() {
     let (farm, _) = farm().await;
     let id = push(&farm, "main", "1").await;
@@ -347,6 +378,17 @@ async fn heads_are_compared_by_one_at_a_time_and_in_their_time() {
 }
 
 #[tokio::test]
+async fn why_heads_could_not_be_compared_is_told_until_they_were() {
+    let (farm, project) = farm().await;
+    comparison(&farm).await.unwrap();
+    let told = async || branches::source(&farm.frontend, "main").await.unwrap().unwrap().1;
+    forges::not_compared(&farm.frontend, project, "it moved").await.unwrap();
+    assert_eq!(told().await.as_deref(), Some("it moved"));
+    forges::compared(&farm.frontend, project).await.unwrap();
+    assert_eq!(told().await, None);
+}
+
+#[tokio::test]
 async fn whoever_compares_is_passed_over() {
     let farm = impatient().await;
     comparison(&farm).await.unwrap();
@@ -360,26 +402,23 @@ async fn whoever_compares_is_passed_over() {
 #[tokio::test]
 async fn a_push_that_was_missed_is_one() {
     let (farm, _) = farm().await;
-    let due = comparison(&farm).await.unwrap();
-    let missed = forges::push_missed(&farm.frontend, &due, "main", "1", None).await.unwrap().unwrap();
+    let missed = push_after(&farm, "1", None).await.unwrap();
     assert_eq!(push(&farm, "main", "1").await, missed);
-    let newer = forges::push_missed(&farm.frontend, &due, "main", "2", Some("1")).await.unwrap();
+    let newer = push_after(&farm, "2", Some("1")).await;
     assert!(newer.is_some_and(|newer| newer != missed));
 }
 
 #[tokio::test]
 async fn what_the_forge_said_before_a_push_came_is_no_news() {
     let (farm, _) = farm().await;
-    let due = comparison(&farm).await.unwrap();
     let newest = push(&farm, "main", "2").await;
-    assert_eq!(forges::push_missed(&farm.frontend, &due, "main", "1", None).await.unwrap(), None);
+    assert_eq!(push_after(&farm, "1", None).await, None);
     assert_eq!(stage(&farm, newest).await, Stage::Queued);
 }
 
 #[tokio::test]
 async fn a_missed_push_meets_one_that_is_told() {
     let (farm, _) = farm().await;
-    let due = comparison(&farm).await.unwrap();
     let mut telling = open(&farm).await;
     sqlx::query("SELECT ci.push('main', 'https://h/x', 'main', '2', 0::smallint, '{}')")
         .execute(&mut telling)
@@ -387,7 +426,7 @@ async fn a_missed_push_meets_one_that_is_told() {
         .unwrap();
     let db = farm.frontend.clone();
     let finding =
-        tokio::spawn(async move { forges::push_missed(&db, &due, "main", "1", None).await.unwrap() });
+        tokio::spawn(async move { branches::push_after(&db, &at("main", "1"), None).await.unwrap() });
     assert!(waits(&farm, &finding).await);
     sqlx::query("COMMIT").execute(&mut telling).await.unwrap();
     assert_eq!(finding.await.unwrap(), None);

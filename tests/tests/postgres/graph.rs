@@ -155,7 +155,7 @@ async fn an_edge_to_an_unknown_id_is_refused() {
     let evaluation = farm.begin("main").await.evaluation;
     let refused = raw_chunk(&farm, evaluation, &[2], &[4711]).await.unwrap_err();
     assert!(
-        matches!(&refused, Error::Graph(sentence) if sentence.contains("named by its id")),
+        matches!(&refused, Error::Vanished(sentence) if sentence.contains("named by its id")),
         "{refused:?}"
     );
 }

@@ -1,8 +1,7 @@
 //! The harness itself: what the other modules take for granted.
 
-use std::time::Duration;
-
 use futures::future::join_all;
+use harmonia_tests::eventually;
 use harmonia_tests::farm::{Farm, SYSTEM};
 use harmonia_tests::pg::{Options, Server};
 use sqlx::Executor;
@@ -17,13 +16,7 @@ async fn a_server_can_crash_and_start_again() {
     assert!(database.admin().execute("SELECT 1").await.is_err());
     server.start_again().await;
     // PgBouncer waits a second before it tries again.
-    for _ in 0..100 {
-        if login.execute("SELECT 1").await.is_ok() {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-    panic!("PostgreSQL did not come back");
+    eventually("PostgreSQL comes back", || async { login.execute("SELECT 1").await.is_ok() }).await;
 }
 
 #[tokio::test]

@@ -97,6 +97,20 @@ async fn a_reaper_judges_nothing_until_it_has_led_for_a_lease() {
 }
 
 #[tokio::test]
+async fn a_clock_that_jumped_costs_no_attempt() {
+    let (farm, _, node, claim, lead) = led().await;
+    // Nobody looked meanwhile: the machine slept.
+    farm.database.advance(3600.0).await;
+    assert_eq!(reap(&farm, &lead).await, 0);
+    farm.advance(119.0).await;
+    assert_eq!(reap(&farm, &lead).await, 0);
+    assert!(node.heartbeat(&[claim.fence], None).await.unwrap().abandon.is_empty());
+    farm.advance(2.0).await;
+    assert_eq!(reap(&farm, &lead).await, 0);
+    assert_eq!(counts(&farm, &claim).await, (0, 0));
+}
+
+#[tokio::test]
 async fn an_accepted_result_outlives_its_lease() {
     let (farm, _, node, claim, lead) = led().await;
     farm.accept(&node, &claim).await;

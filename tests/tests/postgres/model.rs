@@ -193,7 +193,6 @@ async fn check(graph: Vec<Shape>, steps: Vec<(Op, bool)>) {
         run.audit().await;
     }
     run.settle().await;
-    run.end().await;
 }
 
 /// A queue, its model, and what a farm's processes remember.
@@ -252,13 +251,6 @@ impl Run {
             .await
             .unwrap();
         run
-    }
-
-    async fn end(self) {
-        let database = self.farm.database.name().to_owned();
-        let server = self.farm.database.server().clone();
-        drop(self);
-        server.execute(&format!("DROP DATABASE {database} WITH (FORCE)")).await;
     }
 
     async fn apply(&mut self, op: Op) {

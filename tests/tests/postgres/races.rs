@@ -9,6 +9,7 @@ use harmonia_queue::ingest::Node;
 use harmonia_queue::people::{self, Ending, Project};
 use harmonia_queue::signer::{self, Finished, Verdict};
 use harmonia_queue::{Db, Error, Fence, janitor, resolver};
+use harmonia_tests::PATIENCE;
 use harmonia_tests::farm::{Evaluation, Farm, PoolHandle, SYSTEM, derivation, store_path};
 use sqlx::{Connection, PgConnection, Row};
 use tokio::task::JoinHandle;
@@ -207,6 +208,21 @@ async fn a_claim_that_meets_the_end_of_its_session_gets_nothing() {
     leave.execute(&mut held).await.unwrap();
     let claim = after(&farm, held, async move { node.claim(1).await }).await;
     assert!(matches!(claim, Err(Error::SessionOver(_))));
+    farm.assert_sound().await;
+}
+
+#[tokio::test]
+async fn a_new_life_of_a_node_lets_go_of_what_the_former_is_just_claiming() {
+    let (farm, pool, node, _) = patient(1).await;
+    let (held, taken) = open_claim(&pool, &node).await;
+    let db = pool.db.clone();
+    let register = async move {
+        let node = builder::Node::new("node", "the secret of a node", 1);
+        Session::register(&db, &node).await.unwrap();
+    };
+    after(&farm, held, register).await;
+    farm.settle().await;
+    assert_eq!(farm.state(taken[0]).await, "ready");
     farm.assert_sound().await;
 }
 
@@ -711,7 +727,7 @@ async fn a_cancel_that_holds_up_the_resolver_does_not_wait_for_a_builder() {
     assert_eq!(claim.fence.job, job);
     let held = open_heartbeat(&pool, &node, &[claim.fence]).await;
     commit(step).await;
-    let refused = timeout(Duration::from_secs(20), cancel).await.expect("it waits for the builder").unwrap();
+    let refused = timeout(PATIENCE, cancel).await.expect("it waits for the builder").unwrap();
     assert!(matches!(refused, Err(Error::WrongState(_))));
     commit(held).await;
 }

@@ -1,8 +1,9 @@
 //! What the past leaves behind, and for how long.
 
+use harmonia_queue::branches::{self, Push};
 use harmonia_queue::ingest::Ingest;
 use harmonia_queue::leader::Leadership;
-use harmonia_queue::{Error, janitor};
+use harmonia_queue::{Error, evaluations as queued, forges, janitor};
 use harmonia_tests::farm::{Farm, derivation, drv_path};
 
 const YEAR: f64 = 365.0 * 86_400.0;
@@ -101,6 +102,72 @@ async fn the_last_complete_evaluation_of_a_branch_stays() {
     let lead = farm.lead().await;
     retain(&farm, &lead).await;
     assert_eq!(evaluations(&farm).await, [last, other]);
+}
+
+/// A push that was evaluated a year ago.
+async fn old_push(branch: &str, pull_request: Option<i32>) -> (Farm, i32, i64) {
+    let (farm, _, node) = Farm::small(1).await;
+    let project = farm.value("SELECT id FROM ci.project WHERE $1 = 0", 0).await;
+    if let Some(number) = pull_request {
+        forges::see_pull_request(&farm.frontend, project, number, "aa").await.unwrap();
+    }
+    let push = Push {
+        project: "main",
+        source: "git",
+        branch,
+        commit: "aa",
+        untrusted: false,
+        attrs: &[],
+        pull_request,
+    };
+    let id = branches::push(&farm.frontend, &push).await.unwrap();
+    queued::claim(&farm.evaluator, "one").await.unwrap();
+    let mut ingest = Ingest::of(&farm.evaluator, id);
+    ingest.add(vec![derivation("leaf", &[])]).await.unwrap();
+    ingest.complete(&[]).await.unwrap();
+    farm.settle().await;
+    farm.build_all(&node).await;
+    farm.advance(YEAR).await;
+    (farm, project, id)
+}
+
+#[tokio::test]
+async fn the_last_push_to_a_branch_stays_as_long_as_the_branch() {
+    let (farm, project, id) = old_push("release", None).await;
+    let lead = farm.lead().await;
+    retain(&farm, &lead).await;
+    assert_eq!(evaluations(&farm).await, [id]);
+    forges::end_branch(&farm.frontend, project, "release", "it was deleted", None).await.unwrap();
+    retain(&farm, &lead).await;
+    assert!(!is_known(&farm, "leaf").await);
+}
+
+#[tokio::test]
+async fn the_last_push_to_a_pull_request_stays_as_long_as_that_is_open() {
+    let (farm, project, id) = old_push(&forges::pull_request_ref(7), Some(7)).await;
+    let lead = farm.lead().await;
+    retain(&farm, &lead).await;
+    assert_eq!(evaluations(&farm).await, [id]);
+    forges::close_pull_request(&farm.frontend, project, 7).await.unwrap();
+    retain(&farm, &lead).await;
+    assert!(!is_known(&farm, "leaf").await);
+}
+
+#[tokio::test]
+async fn of_what_has_no_branch_the_last_complete_evaluation_stays() {
+    let (farm, _, node) = Farm::small(1).await;
+    let mut ids = Vec::new();
+    for name in ["old", "new"] {
+        let mut ingest = Ingest::begin(&farm.evaluator, "main", "git", None, None, false).await.unwrap();
+        ingest.add(vec![derivation(name, &[])]).await.unwrap();
+        ids.push(ingest.complete(&[]).await.unwrap());
+        farm.settle().await;
+        farm.build_all(&node).await;
+    }
+    farm.advance(YEAR).await;
+    let lead = farm.lead().await;
+    retain(&farm, &lead).await;
+    assert_eq!(evaluations(&farm).await, ids[1..]);
 }
 
 #[tokio::test]

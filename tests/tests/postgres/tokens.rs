@@ -50,6 +50,17 @@ async fn a_name_is_taken_once() {
 }
 
 #[tokio::test]
+async fn the_name_of_a_token_that_has_expired_is_free() {
+    let farm = Farm::new().await;
+    farm.freeze().await;
+    let hour = Duration::from_secs(3600);
+    for _ in 0..2 {
+        create_token(&farm.frontend, "laptop", Scope::Read, Some(hour)).await.unwrap();
+        farm.advance(3600.0).await;
+    }
+}
+
+#[tokio::test]
 async fn an_unknown_token_cannot_be_revoked() {
     let farm = Farm::new().await;
     assert!(matches!(revoke_token(&farm.frontend, "nobody").await, Err(Error::NotFound(_))));
