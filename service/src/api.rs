@@ -394,8 +394,22 @@ pub struct GitSource {
     pub attrs: Vec<String>,
     /// The name of the credential by which evaluators read it
     pub credential: Option<String>,
-    /// Why the last look for new commits saw nothing
+    /// Whose pull requests from outside are built without anybody's word; only of a forge that is configured
+    pub pull_requests: Trust,
+    /// Why the last look for new commits, or at what its forge says, saw nothing
     pub error: Option<String>,
+}
+
+/// Whose pull requests from outside are built without anybody's word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Trust {
+    /// Of those who may push
+    Collaborators,
+    /// Everybody's
+    All,
+    /// Nobody's
+    None,
 }
 
 /// A repository to follow, or what to change about it. What is left out stays as it is, or is the default. `null` takes it away.
@@ -421,6 +435,9 @@ pub struct GitChange {
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "given")]
     #[schema(value_type = Option<String>, pattern = "^[0-9A-Za-z][0-9A-Za-z._-]{0,252}$")]
     pub credential: Option<Option<String>>,
+    /// Whose pull requests from outside are built without anybody's word
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pull_requests: Option<Trust>,
 }
 
 /// `null` is not the same as nothing.

@@ -4,7 +4,9 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use harmonia_queue::Db;
+use harmonia_queue::listen::Address;
 
+use crate::secret::Secret;
 use crate::sentence::sentence;
 use crate::settings::{Settings, SettingsError};
 
@@ -16,6 +18,20 @@ pub fn connect(settings: &Settings, connections: u32) -> Result<Db, SettingsErro
     let connect = if pooled { Db::pooled } else { Db::direct };
     connect(&url, settings.parse("database_connections")?.unwrap_or(connections))
         .map_err(|_| SettingsError::Database)
+}
+
+/// Where LISTEN works.
+pub fn direct(settings: &Settings) -> Result<Secret, SettingsError> {
+    match settings.secret("database_direct_url")? {
+        Some(direct) => Ok(direct),
+        None => settings.require_secret("database_url"),
+    }
+}
+
+impl Address for Secret {
+    fn url(&self) -> Option<String> {
+        self.read().ok()
+    }
 }
 
 /// How often a file with the URL is looked at.

@@ -5,6 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 
 use axum::Router;
+use axum::serve::ListenerExt;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -68,5 +69,9 @@ pub async fn serve(
     router: Router,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
+    // An answer goes out in two pieces, head and body; the second is not to wait until the first is acknowledged, for 40 ms.
+    let listener = listener.tap_io(|stream| {
+        let _ = stream.set_nodelay(true);
+    });
     axum::serve(listener, router).with_graceful_shutdown(stop).await
 }

@@ -52,6 +52,11 @@ pub const KNOWN: &[(&str, bool, &str)] = &[
         "who may do everything after that: subjects or addresses, of a forge FORGE:LOGIN, separated by commas",
     ),
     ("operators", false, "who may start and stop builds after that, likewise"),
+    (
+        "readers",
+        false,
+        "who else may look after that, likewise, or FORGE:* and *@example.org; without it, all of oidc_issuer and who may push to what is built",
+    ),
     ("log_limit", false, "bytes of a compressed log, at most"),
     (
         "sweep_every",
@@ -254,6 +259,18 @@ impl Settings {
         self
     }
 
+    /// Whether it is set.
+    pub fn has(&self, key: &str) -> bool {
+        self.0.contains_key(key)
+    }
+
+    /// A file that says the same.
+    pub fn to_toml(&self) -> String {
+        // TOML writes a text as JSON does.
+        let line = |(key, value): (&String, &String)| format!("{key} = {}\n", serde_json::json!(value));
+        self.0.iter().map(line).collect()
+    }
+
     /// A setting's words.
     pub fn get(&self, key: &'static str) -> Option<&str> {
         debug_assert!(names().any(|name| name == key), "{key} is no setting");
@@ -348,6 +365,12 @@ mod tests {
     fn an_unknown_key_names_the_nearest() {
         let error = read("s3_buckt = 'x'").unwrap_err().to_string();
         assert!(error.contains("s3_buckt") && error.contains("nearest is s3_bucket"), "{error}");
+    }
+
+    #[test]
+    fn what_is_written_is_read_as_the_same() {
+        let settings = read("s3_bucket = 'a \"b\"'\nlog_limit = 7\nadmins = ['x', 'y']").unwrap();
+        assert_eq!(read(&settings.to_toml()).unwrap().0, settings.0);
     }
 
     #[test]

@@ -71,6 +71,7 @@ struct Everything<'a> {
 }
 
 /// What the bucket lists and the database knows of one part of all paths.
+#[derive(Default)]
 struct Part {
     narinfos: Vec<String>,
     nars: HashMap<String, u64>,
@@ -108,19 +109,13 @@ impl Signer {
         let mut done = Resynced::default();
         sweep.advance_attempts(last_attempt).await?;
         let mut everything = self.everything();
+        let mut part = Part::default();
+        // The next part is listed while one is settled.
         for next in DIGITS.chars().skip(1).map(Some).chain([None]) {
-            let mut part = everything.before(next).await?;
-            done.objects += (part.narinfos.len() + part.nars.len()) as u64;
-            for keys in std::mem::take(&mut part.narinfos).chunks(BATCH) {
-                let found = self.fetch(keys).await?;
-                sweep.renew().await?;
-                self.settle_found(&sweep, found, &mut part, &mut done).await?;
-                progress(&done);
-            }
-            // Whatever is left has no narinfo.
-            let lost: Vec<String> = part.records.into_keys().collect();
-            self.lose(&sweep, &lost, &mut done).await?;
+            let settled = self.settle(&sweep, part, &mut done, &progress);
+            (part, ()) = try_join!(everything.before(next), settled)?;
         }
+        self.settle(&sweep, part, &mut done, &progress).await?;
         sweep.release().await?;
         resolver::settle(&self.db).await?;
         done.violations = people::audit(&self.db).await?.len() as u64;
@@ -172,6 +167,26 @@ impl Signer {
         let texts = keys.iter().map(|key| self.bucket.get(key, narinfo::MAX_NARINFO_SIZE).boxed());
         let texts = side_by_side(texts).await.into_iter().collect::<Result<Vec<_>, _>>()?;
         Ok(texts.into_iter().map(|text| read(&text?, &public)).collect())
+    }
+
+    /// Brings one part of all paths together.
+    async fn settle(
+        &self,
+        sweep: &Sweep<'_>,
+        mut part: Part,
+        done: &mut Resynced,
+        progress: &(impl Fn(&Resynced) + Send + Sync),
+    ) -> Result<(), SignerError> {
+        done.objects += (part.narinfos.len() + part.nars.len()) as u64;
+        for keys in std::mem::take(&mut part.narinfos).chunks(BATCH) {
+            let found = self.fetch(keys).await?;
+            sweep.renew().await?;
+            self.settle_found(sweep, found, &mut part, done).await?;
+            progress(done);
+        }
+        // Whatever is left has no narinfo.
+        let lost: Vec<String> = part.records.into_keys().collect();
+        self.lose(sweep, &lost, done).await
     }
 
     async fn settle_found(

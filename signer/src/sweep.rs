@@ -110,16 +110,10 @@ impl Signer {
 
     /// Marks what no kept evaluation needs.
     async fn plan(&self, sweep: &Sweep<'_>, keeping: &Keeping) -> Result<(), SignerError> {
-        let mut after = Some(String::new());
-        while let Some(path) = after {
-            after = paced(sweep.mark_candidates(&path, PAGE, keeping.grace)).await?;
-        }
-        let mut after = Some(String::new());
-        while let Some(path) = after {
-            after = paced(sweep.spare_references(&path, PAGE)).await?;
-        }
-        while paced(sweep.confirm(CONFIRMED)).await? {}
-        Ok(())
+        sweep::pass(|after| async move { paced(sweep.mark_candidates(&after, PAGE, keeping.grace)).await })
+            .await?;
+        sweep::pass(|after| async move { paced(sweep.spare_references(&after, PAGE)).await }).await?;
+        Ok(sweep::pass(|after| async move { paced(sweep.confirm(&after, CONFIRMED)).await }).await?)
     }
 
     /// Removes the objects of paths that the queue has forgotten, narinfos first. False: there are none.
