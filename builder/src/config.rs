@@ -61,6 +61,15 @@ impl Config {
             let set = settings.parse::<Span>(key)?;
             Ok::<_, SettingsError>(set.map_or(Duration::from_secs(default), |span| span.0))
         };
+        // The bounds of a BuilderPool. Nix takes 0 for no limit.
+        let limit = |key, default| match span(key, default)? {
+            limit if (1..=720 * 3600).contains(&limit.as_secs()) => Ok(limit),
+            _ => Err(SettingsError::Invalid {
+                key,
+                value: settings.get(key).unwrap_or_default().to_owned(),
+                why: "is no limit: write a time from 1s to 720h".to_owned(),
+            }),
+        };
         let size = |key, default: u64| {
             Ok::<_, SettingsError>(settings.parse::<Size>(key)?.map_or(default, |size| size.0))
         };
@@ -80,8 +89,8 @@ impl Config {
             root: path("nix_root", "/"),
             limits: Limits {
                 cores: settings.parse("build_cores")?.unwrap_or(0),
-                timeout: span("build_timeout", 4 * 3600)?,
-                silent: span("max_silent", 1800)?,
+                timeout: limit("build_timeout", 4 * 3600)?,
+                silent: limit("max_silent", 1800)?,
                 output: size("max_output_size", 4_000_000_000)?,
                 log: size("max_log_size", 64_000_000)?,
             },
@@ -96,4 +105,20 @@ impl Config {
 /// What this machine calls itself.
 pub fn machine_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_of_time_are_within_those_of_a_pool() {
+        let read = |timeout| Config::read(&Settings::default().with("build_timeout", timeout));
+        assert_eq!(read("720h").unwrap().limits.timeout, Duration::from_secs(720 * 3600));
+        for timeout in ["0", "0s", "721h"] {
+            let error = read(timeout).unwrap_err().to_string();
+            assert!(error.ends_with("is no limit: write a time from 1s to 720h"), "{error}");
+        }
+    }
 }

@@ -136,10 +136,9 @@ async fn closure_of(session: &Session, inputs: &[StorePath]) -> Result<Closure, 
     Ok(closure)
 }
 
-/// Deletes a path and what was built from it here, once nothing holds it: another slot may use it, or upload it. A job
-/// that was given back would come again at once, and be interrupted too often in no time.
-async fn replace(store: &Store, roots: &Roots, path: &StorePath) -> Result<(), InputError> {
-    tracing::warn!(%path, "the local copy differs from what was published: deleting it and what refers to it");
+/// Deletes a path and what was built from it here, once nothing holds it: another slot may use it, or upload it.
+pub async fn replace(store: &Store, roots: &Roots, path: &StorePath) -> Result<(), InputError> {
+    tracing::warn!(%path, "the local copy is not what it should be: deleting it and what refers to it");
     let until = Instant::now() + HELD_LIMIT;
     loop {
         roots.tidy(0).await?;

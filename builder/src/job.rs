@@ -1,9 +1,11 @@
 //! One claim from its derivation to its end.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use harmonia_nix::StorePath;
+use harmonia_nix::pack::PackError;
+use harmonia_nix::{StorePath, store_path};
 use harmonia_queue::Fence;
 use harmonia_queue::builder::{Claim, Failure, Session};
 use harmonia_service::protocol;
@@ -13,7 +15,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
 use crate::Builder;
-use crate::build::build;
+use crate::build::{Built, build};
 use crate::inputs::{self, InputError};
 use crate::life::{Halt, Life};
 use crate::log::Spool;
@@ -62,7 +64,9 @@ impl End {
 pub fn run(builder: Arc<Builder>, life: Arc<Life>, claim: Claim) -> impl Future<Output = ()> + Send {
     let tail = Arc::default();
     let mut halted = life.held.begin(&claim, Arc::clone(&tail));
+    let holding = Holding { life: Arc::clone(&life), fence: claim.fence };
     async move {
+        let _holding = holding;
         let fence = claim.fence;
         let begun = Instant::now();
         tracing::info!(job = fence.job, attempt = fence.attempt, drv = claim.drv_path, "claimed");
@@ -92,7 +96,18 @@ pub fn run(builder: Arc<Builder>, life: Arc<Life>, claim: Claim) -> impl Future<
         builder.counts.ended(&end);
         say(&mut whole, &end);
         tell(&life.session, fence, end).await;
-        life.held.end(fence);
+    }
+}
+
+/// Something is held for as long as its task lives, however that ends.
+struct Holding {
+    life: Arc<Life>,
+    fence: Fence,
+}
+
+impl Drop for Holding {
+    fn drop(&mut self) {
+        self.life.held.end(self.fence);
     }
 }
 
@@ -151,9 +166,32 @@ async fn attempt(builder: &Builder, life: &Life, claim: &Claim, trace: &Trace, s
     tracing::info!(job, attempt, took, bytes = size, "built");
     builder.counts.built(built.took, size);
     let (begun, _publishing) = (Instant::now(), trace.part(PUBLISH));
-    let end = publish(life, claim.fence, &built.outputs, spool, size).await;
+    let published = publish(life, claim.fence, &built.outputs, spool, size).await;
     builder.counts.uploaded(begun.elapsed());
-    end
+    match published {
+        Ok(Ending::Published | Ending::Adopted | Ending::Stale) => End::Settled,
+        Ok(Ending::Refused { reason }) => End::Failed(Failure::NotBuildable, reason),
+        Err(UploadError::Stopping) => End::GivenBack("the builder is stopping".to_owned()),
+        Err(error @ UploadError::Pack(PackError::Archive { .. } | PackError::Special { .. })) => {
+            End::Failed(Failure::NotBuildable, sentence(&error))
+        }
+        Err(error) => {
+            if let Some(file) = error.damaged() {
+                discard(builder, built, file).await;
+            }
+            End::Failed(Failure::Upload, sentence(&error))
+        }
+    }
+}
+
+/// Deletes the output that a damaged file belongs to. As long as it is valid here, Nix does not build it again.
+async fn discard(builder: &Builder, built: Built, file: &Path) {
+    let output = built.outputs.iter().find(|output| file.starts_with(&output.real_path));
+    let Some(Ok(path)) = output.map(|output| store_path::parse(&output.path)) else { return };
+    drop(built);
+    if let Err(error) = inputs::replace(&builder.store, &builder.roots, &path).await {
+        tracing::warn!(%path, error = sentence(&error), "a damaged output stays");
+    }
 }
 
 /// Makes inputs ready; once more, if the daemon was being restarted.
@@ -169,7 +207,13 @@ async fn inputs_of(builder: &Builder, life: &Life, plan: &Plan) -> Result<Hold, 
 }
 
 /// Says that it is built, and gets it into the cache.
-async fn publish(life: &Life, fence: Fence, outputs: &[BuiltOutput], spool: &mut Spool, bytes: u64) -> End {
+async fn publish(
+    life: &Life,
+    fence: Fence,
+    outputs: &[BuiltOutput],
+    spool: &mut Spool,
+    bytes: u64,
+) -> Result<Ending, UploadError> {
     life.start_upload(fence, bytes);
     let fences = [fence];
     let told = persist(|| life.session.start_upload(&fences));
@@ -177,12 +221,7 @@ async fn publish(life: &Life, fence: Fence, outputs: &[BuiltOutput], spool: &mut
     let log = log.inspect_err(|error| tracing::warn!(job = fence.job, %error, "a log is lost")).ok();
     let published = life.uploader.publish(claim_of(fence), outputs, log.as_ref());
     let (_, published) = tokio::join!(told, published);
-    match published {
-        Ok(Ending::Published | Ending::Adopted | Ending::Stale) => End::Settled,
-        Ok(Ending::Refused { reason }) => End::Failed(Failure::NotBuildable, reason),
-        Err(UploadError::Stopping) => End::GivenBack("the builder is stopping".to_owned()),
-        Err(error) => End::Failed(Failure::Upload, sentence(&error)),
-    }
+    published
 }
 
 /// The log of an attempt that came to nothing is worth as much as any other, but not worth waiting for ever.
@@ -194,10 +233,8 @@ async fn store_log(life: &Life, fence: Fence, spool: &mut Spool, patience: Durat
         }
         Err(error) => return tracing::warn!(job = fence.job, %error, "a log is lost"),
     };
-    match stored {
-        Ok(Ok(_)) => {}
-        Ok(Err(error)) => tracing::warn!(job = fence.job, error = sentence(&error), "a log is not stored"),
-        Err(_) => tracing::warn!(job = fence.job, "no signer took a log in time"),
+    if stored.is_err() {
+        tracing::warn!(job = fence.job, "a log is not stored in time");
     }
 }
 
@@ -211,7 +248,7 @@ fn without_inputs(error: InputError) -> End {
             tracing::warn!(%path, reason, "an input is missing");
             End::InputMissing(path)
         }
-        InputError::Held { .. } => End::GivenBack(sentence(&error)),
+        InputError::Held { .. } => End::Failed(Failure::StaleInput, sentence(&error)),
         InputError::Network { .. } => End::Failed(Failure::Network, sentence(&error)),
         InputError::Store(error) => End::Failed(Failure::DaemonGone, sentence(&error)),
         InputError::Path(error) => End::Failed(Failure::NotBuildable, sentence(&error)),

@@ -14,7 +14,7 @@ pub async fn persist<T, F: Future<Output = harmonia_queue::Result<T>>>(
     loop {
         match call().await {
             Ok(answer) => return Some(answer),
-            Err(error) if error.is_transient() || error.is_login() => {
+            Err(error) if error.may_pass() => {
                 tracing::debug!(%error, "the queue has not heard yet");
                 sleep(pause).await;
                 pause = (2 * pause).min(Duration::from_secs(10));

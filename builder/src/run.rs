@@ -1,5 +1,6 @@
 //! `harmonia-ci builder`.
 
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -12,6 +13,7 @@ use harmonia_queue::listen::{Channel, Listener, Wake};
 use harmonia_queue::{Db, Error};
 use harmonia_service::health::Health;
 use harmonia_service::metrics::Metrics;
+use harmonia_service::secret::Secret;
 use harmonia_service::sentence::sentence;
 use harmonia_service::settings::{Settings, SettingsError};
 use harmonia_service::trace::Tracer;
@@ -67,6 +69,15 @@ pub enum BuilderError {
         /// Why.
         source: io::Error,
     },
+    /// Another process has it.
+    #[error(
+        "another builder uses {}: give this one a HARMONIA_CI_STATE_DIR and a HARMONIA_CI_NODE of its own",
+        path.display()
+    )]
+    Taken {
+        /// The directory.
+        path: PathBuf,
+    },
     /// The queue does not want this node.
     #[error("the queue refuses this builder")]
     Queue(#[from] Error),
@@ -93,10 +104,12 @@ pub struct Builder {
     pub(crate) counts: Counts,
     pub(crate) tracer: Tracer,
     db: Db,
-    direct_url: String,
+    direct_url: Secret,
     secret: String,
     http: reqwest::Client,
     health: Health,
+    /// Nobody else uses the state while it is open.
+    _lock: File,
 }
 
 /// How a life ended.
@@ -127,11 +140,8 @@ pub async fn run(settings: &Settings, stops: watch::Receiver<u32>) -> Result<(),
 impl Builder {
     fn new(settings: &Settings) -> Result<Self, BuilderError> {
         let config = Config::read(settings)?;
+        let lock = lock_state(&config.state)?;
         let secret = prepare_state(&config.state)?;
-        let url = match settings.secret("database_direct_url")? {
-            Some(direct) => direct,
-            None => settings.require_secret("database_url")?,
-        };
         let options = Options::default()
             // What another builder published a second ago must not look missing.
             .with("narinfo-cache-negative-ttl", "0")
@@ -152,11 +162,12 @@ impl Builder {
             counts: Counts::register(&mut metrics),
             tracer: Tracer::start(settings, "builder")?,
             db: database::connect(settings, CONNECTIONS)?,
-            direct_url: url.read().map_err(SettingsError::from)?,
+            direct_url: database::direct(settings)?,
             secret,
             http: http_client()?,
             health: Health::new(metrics, &["store", "registered"]),
             config,
+            _lock: lock,
         })
     }
 
@@ -234,7 +245,9 @@ impl Builder {
         loop {
             match Session::register(&self.db, &node).await {
                 Ok(session) => return Ok(session),
-                Err(error) if error.is_transient() || matches!(error, Error::NameTaken(_)) => {
+                Err(error)
+                    if error.is_transient() || error.is_login() || matches!(error, Error::NameTaken(_)) =>
+                {
                     self.not_yet("registered", &error);
                     sleep(SOON).await;
                 }
@@ -261,7 +274,7 @@ impl Builder {
         let over = tokio::select! {
             over = self.work(life, &mut jobs) => over,
             () = beat(life) => Over::Anew,
-            never = self.heed(life, stops) => match never {},
+            () = self.heed(life, stops) => Over::Stopped,
             () = log::follow(&life.session, &life.held) => Over::Anew,
             () = collect::keep_free(self, &life.held) => Over::Anew,
             () = self.keep_roots() => Over::Anew,
@@ -276,7 +289,7 @@ impl Builder {
     /// Claims whenever there is room, until there is nothing more to claim in this life and nothing left to do.
     async fn work(self: &Arc<Self>, life: &Arc<Life>, jobs: &mut JoinSet<()>) -> Over {
         let channels = [Channel::Ready, Channel::Stop];
-        let mut listener = Listener::beside(&self.db, &self.direct_url, &channels, POLL).await;
+        let mut listener = Listener::beside(&self.db, self.direct_url.clone(), &channels, POLL).await;
         let mut worth_asking = true;
         loop {
             if life.is_ending() && life.held.is_empty() {
@@ -335,8 +348,9 @@ impl Builder {
         }
     }
 
-    /// The first time it is told to stop, everything may end that can; the second time nothing may.
-    async fn heed(&self, life: &Life, mut stops: watch::Receiver<u32>) -> std::convert::Infallible {
+    /// The first time it is told to stop, everything may end that can; the second time nothing may. Ends when the database
+    /// has not heard of all of it in time: then leases end by themselves.
+    async fn heed(&self, life: &Life, mut stops: watch::Receiver<u32>) {
         let told = async |stops: &mut watch::Receiver<u32>, times: u32| {
             if stops.wait_for(|stops| *stops >= times).await.is_err() {
                 std::future::pending::<()>().await;
@@ -345,10 +359,12 @@ impl Builder {
         told(&mut stops, 1).await;
         tracing::info!(held = life.held.fences().len(), "told to stop: claiming nothing more");
         life.stop(self.config.grace);
-        told(&mut stops, 2).await;
-        tracing::info!("told to stop at once: giving everything back");
-        life.held.halt_all(&Halt::GivenBack("the builder was told to stop at once".to_owned()));
-        std::future::pending().await
+        if timeout(self.config.grace, told(&mut stops, 2)).await.is_ok() {
+            tracing::info!("told to stop at once: giving everything back");
+            life.held.halt_all(&Halt::GivenBack("the builder was told to stop at once".to_owned()));
+        }
+        sleep(FAREWELL).await;
+        tracing::warn!(held = life.held.fences().len(), "out of time: leases end by themselves");
     }
 
     /// Keeps what `/metrics` shows of now up to date.
@@ -407,6 +423,22 @@ async fn beat(life: &Life) {
     }
 }
 
+/// Makes the directory, for this process alone: of two with one secret each would end the other's session for ever.
+fn lock_state(state: &Path) -> Result<File, BuilderError> {
+    let file = state.join("lock");
+    let open = || {
+        std::fs::create_dir_all(state)?;
+        OpenOptions::new().write(true).create(true).truncate(false).open(&file)
+    };
+    let failed = |source| BuilderError::State { path: file.clone(), source };
+    let lock = open().map_err(failed)?;
+    match lock.try_lock() {
+        Ok(()) => Ok(lock),
+        Err(TryLockError::WouldBlock) => Err(BuilderError::Taken { path: state.to_owned() }),
+        Err(TryLockError::Error(source)) => Err(failed(source)),
+    }
+}
+
 /// Makes the directories, forgets logs of builds that a former process ran, and answers the node's secret.
 fn prepare_state(state: &Path) -> Result<String, BuilderError> {
     let logs = state.join("logs");
@@ -433,7 +465,7 @@ fn write_secret(file: &Path) -> io::Result<String> {
     use std::io::Write;
     let secret = format!("{:032x}{:032x}", rand::random::<u128>(), rand::random::<u128>());
     let new = file.with_extension("new");
-    let mut options = std::fs::OpenOptions::new();
+    let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true).mode(0o600);
     let mut open = options.open(&new)?;
     open.write_all(secret.as_bytes())?;

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use harmonia_nix::daemon::{Connection, Daemon, Options};
 use harmonia_nix::database::{Database, DatabaseError, PathInfo};
 use harmonia_nix::{Sha256, StorePath};
+use rustix::fs::StatVfs;
 use thiserror::Error;
 use tokio::task::spawn_blocking;
 
@@ -125,6 +126,28 @@ impl Store {
 
 /// Bytes that are free for ordinary users on the disk of a directory.
 pub fn free_bytes(directory: &Path) -> std::io::Result<u64> {
-    let disk = rustix::fs::statvfs(directory)?;
-    Ok(disk.f_bavail.saturating_mul(disk.f_frsize))
+    Ok(free(&rustix::fs::statvfs(directory)?))
+}
+
+/// None where the disk can hold hardly any more files. Some disks do not count them.
+fn free(disk: &StatVfs) -> u64 {
+    match disk.f_files > 0 && disk.f_favail < disk.f_files / 100 {
+        true => 0,
+        false => disk.f_bavail.saturating_mul(disk.f_frsize),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_that_can_hold_no_more_files_is_full() {
+        let disk = rustix::fs::statvfs("/").unwrap();
+        let disk = |f_files, f_favail| StatVfs { f_bavail: 10, f_frsize: 4096, f_files, f_favail, ..disk };
+        assert_eq!(free(&disk(1000, 500)), 40_960);
+        assert_eq!(free(&disk(1000, 9)), 0);
+        assert_eq!(free(&disk(0, 0)), 40_960);
+    }
 }

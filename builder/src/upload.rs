@@ -10,21 +10,22 @@ mod sources;
 mod store;
 
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::future::{try_join, try_join_all};
+use futures::future::{Either, select, try_join_all};
 use harmonia_nix::Sha256;
 use harmonia_service::protocol::{BuildResult, Claim, Outcome, StoredSource, Token, Wish};
 use tokio::sync::{Semaphore, watch};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 pub use error::{SignerError, UploadError};
-pub use http::http_client;
+pub use http::{http_client, local_http_client};
 pub use sources::LocalSource;
 
-use ask::Signers;
+use ask::{Answer, Question, Signers};
 use batch::Batcher;
 use retry::pause;
 
@@ -87,12 +88,14 @@ pub struct Limits {
     pub level: i32,
     /// Threads that compress one NAR.
     pub workers: u32,
-    /// PUTs of one object or part.
+    /// PUTs of one object or part whose bytes arrive garbled, and of any before somebody is told.
     pub tries: u32,
     /// Uploads of one job, if what arrived is missing or wrong.
     pub rounds: u32,
-    /// How long signers may be away, or say "later".
+    /// How long signers and the bucket may be away, or say "later".
     pub patience: Duration,
+    /// How much longer than a result the bucket may take for what the result can do without.
+    pub haste: Duration,
     /// The first pause before something is tried again; each further one is twice as long, up to fifty
     /// times the first.
     pub pause: Duration,
@@ -110,6 +113,7 @@ impl Default for Limits {
             tries: 8,
             rounds: 4,
             patience: Duration::from_secs(600),
+            haste: Duration::from_secs(120),
             pause: Duration::from_millis(200),
         }
     }
@@ -210,46 +214,62 @@ impl Uploader {
         let stored = try_join_all(outputs.iter().map(|output| self.store_output(claim, output)));
         let logged = async {
             match log {
-                Some(log) => self.put_log(claim, log).await,
-                None => Ok(false),
+                Some(log) => self.store_log(claim, log).await,
+                None => false,
             }
         };
-        let (outputs, log) = try_join(stored, logged).await?;
+        let (outputs, log) = self.beside(stored, logged).await?;
         self.complete(BuildResult { claim, outputs, log }).await
+    }
+
+    /// Does what a result needs, and beside it what it can do without, which is not waited for much longer.
+    async fn beside<T>(
+        &self,
+        needed: impl Future<Output = Result<T, Stop>>,
+        spare: impl Future<Output = bool>,
+    ) -> Result<(T, bool), Stop> {
+        match select(pin!(needed), pin!(spare)).await {
+            Either::Left((needed, spare)) => {
+                let needed = needed?;
+                let stored = timeout(self.limits.haste, spare).await;
+                let late = |_| tracing::warn!("a log or a listing is not stored in time");
+                Ok((needed, stored.map_err(late).unwrap_or(false)))
+            }
+            Either::Right((stored, needed)) => Ok((needed.await?, stored)),
+        }
     }
 
     /// Says that everything is there.
     async fn complete(&self, result: BuildResult) -> Result<Ending, Stop> {
-        let until = Instant::now() + self.limits.patience;
-        let mut attempt = 0;
-        loop {
-            let outcome = self.results.ask(result.clone()).await.ok_or(UploadError::Stopping)?;
-            match outcome.map_err(UploadError::from)? {
-                Outcome::Published => return Ok(Ending::Published),
-                Outcome::Adopted => return Ok(Ending::Adopted),
-                Outcome::Stale => return Ok(Ending::Stale),
-                Outcome::Refused { reason } => return Ok(Ending::Refused { reason }),
-                Outcome::Again { reason } => return Err(Stop::Again(reason)),
-                Outcome::Later { reason } if Instant::now() >= until => {
-                    let what = format!("the result of job {}", result.claim.job);
-                    return Err(UploadError::from(SignerError::PutOff { what, reason }).into());
-                }
-                Outcome::Later { reason } => {
-                    tracing::debug!(job = result.claim.job, attempt, reason, "not published yet");
-                    sleep(pause(self.limits.pause, attempt)).await;
-                    attempt += 1;
-                }
-            }
+        let what = format!("the result of job {}", result.claim.job);
+        match self.ask(&self.results, &what, result).await? {
+            Outcome::Published => Ok(Ending::Published),
+            Outcome::Adopted => Ok(Ending::Adopted),
+            Outcome::Stale => Ok(Ending::Stale),
+            Outcome::Refused { reason } => Ok(Ending::Refused { reason }),
+            Outcome::Again { reason } | Outcome::Later { reason } => Err(Stop::Again(reason)),
         }
     }
 
-    /// Uploads the log of an attempt that has nothing to publish. False: the signer wants none of it.
-    pub async fn store_log(&self, claim: Claim, log: &Log) -> Result<bool, UploadError> {
-        match self.put_log(claim, log).await {
-            Ok(stored) => Ok(stored),
-            Err(Stop::Refused(_)) => Ok(false),
-            Err(Stop::Failed(error)) => Err(error),
-            Err(Stop::Again(reason)) => Err(UploadError::Incomplete { job: claim.job, rounds: 1, reason }),
+    /// Asks until the answer is another one than "later".
+    async fn ask<Q: Question>(
+        &self,
+        signers: &Batcher<Q>,
+        what: &str,
+        question: Q,
+    ) -> Result<Q::Answer, UploadError> {
+        let until = Instant::now() + self.limits.patience;
+        let mut attempt = 0;
+        loop {
+            let answer = signers.ask(question.clone()).await.ok_or(UploadError::Stopping)??;
+            let Some(reason) = answer.later() else { return Ok(answer) };
+            if Instant::now() >= until {
+                let (what, reason) = (what.to_owned(), reason.to_owned());
+                return Err(SignerError::PutOff { what, reason }.into());
+            }
+            tracing::debug!(what, attempt, reason, "put off");
+            sleep(pause(self.limits.pause, attempt)).await;
+            attempt += 1;
         }
     }
 }

@@ -25,18 +25,34 @@ pub struct Ending<'a> {
 }
 
 /// How Nix says that it lacks a system or a feature, older words first.
-const LACKING: [&str; 4] = [
+const LACKING: [&str; 5] = [
     "is required to build",
     "required system or feature not available",
     "Reason: platform mismatch",
     "Reason: missing system features",
+    "experimental Nix feature",
+];
+
+/// What a derivation's author did, in Nix's words where it has no status for it: the end of a remote builder's program, a
+/// file that no store holds, attributes that nobody accepts.
+const AUTHORS: [&str; 10] = [
+    "failed with exit code",
+    "failed due to signal",
+    "has an unsupported type",
+    "'__noChroot'",
+    "sandbox profile",
+    "impure path",
+    "exportReferencesGraph",
+    "attribute '",
+    "JSON",
+    "__json",
 ];
 
 type Sign = fn(&Ending<'_>) -> bool;
 
 /// How an ending is recognised, and what it is. A build's own log is its author's word: it is believed only where it
 /// makes the build be tried again, and only together with what the machine says.
-const TABLE: [(Sign, Failure); 12] = [
+const TABLE: [(Sign, Failure); 14] = [
     (|end| end.status == Some(BuildStatus::HashMismatch), Failure::HashMismatch),
     (|end| end.says(&["hash mismatch in fixed-output derivation"]), Failure::HashMismatch),
     (|end| end.status == Some(BuildStatus::TimedOut) && end.silent, Failure::Silent),
@@ -50,6 +66,10 @@ const TABLE: [(Sign, Failure); 12] = [
     (|end| end.says(&LACKING), Failure::MissingFeature),
     (|end| end.status == Some(BuildStatus::InputRejected), Failure::NotBuildable),
     (|end| end.fetches && end.status.is_some(), Failure::Fetch),
+    // Of what does not fetch Nix says so only if a disk was nearly full when it failed.
+    (|end| end.status == Some(BuildStatus::TransientFailure), Failure::DiskFull),
+    // No process, no pseudoterminal, an input that is gone: Nix itself has failed, before the build or after it.
+    (|end| end.is_nixs_own() && !end.says(&AUTHORS), Failure::DaemonGone),
     (|end| end.status.is_some(), Failure::BuildError),
     (|_| true, Failure::DaemonGone),
 ];
@@ -58,6 +78,11 @@ impl Ending<'_> {
     /// What it means.
     pub fn failure(&self) -> Failure {
         TABLE.iter().find(|(sign, _)| sign(self)).map_or(Failure::BuildError, |(_, failure)| *failure)
+    }
+
+    fn is_nixs_own(&self) -> bool {
+        use BuildStatus::{Cancelled, DependencyFailed, MiscFailure};
+        matches!(self.status, Some(MiscFailure | DependencyFailed | Cancelled))
     }
 
     fn says(&self, words: &[&str]) -> bool {
@@ -129,10 +154,46 @@ mod tests {
                 Failure::MissingFeature,
             ),
             (Ending { message: "error: database or disk is full", ..NOTHING }, Failure::DiskFull),
+            (Ending { status: Some(BuildStatus::TransientFailure), ..NOTHING }, Failure::DiskFull),
+            (Ending { status: Some(BuildStatus::OutputRejected), ..NOTHING }, Failure::BuildError),
+            (Ending { status: Some(BuildStatus::Cancelled), ..NOTHING }, Failure::DaemonGone),
             (Ending { message: "something else", ..NOTHING }, Failure::DaemonGone),
         ];
         for (ending, failure) in rows {
             assert_eq!(ending.failure(), failure, "{ending:?}");
+        }
+    }
+
+    #[test]
+    fn what_nix_has_no_status_for_is_its_own_failure_or_the_authors() {
+        let nixs = [
+            "unable to fork: Resource temporarily unavailable",
+            "opening pseudoterminal master: No such file or directory",
+            "opening file '/nix/store/x': Too many open files",
+            "while setting up the build environment: mounting /proc: Operation not permitted",
+            "dependency '/nix/store/x' of '/nix/store/y.drv' does not exist, and substitution is disabled",
+            "unexpected EOF reading a line",
+            "writing to file: Input/output error",
+        ];
+        let authors = [
+            "builder for '/nix/store/x.drv' failed with exit code 1",
+            "Cannot build '/nix/store/x.drv'.\nReason: builder failed due to signal 11 (Segmentation fault).",
+            "file '/nix/store/x/pipe' has an unsupported type",
+            "file \"/nix/store/x/pipe\" has an unsupported type",
+            "derivation 'x' has '__noChroot' set, but that's not allowed when 'sandbox' is 'true'",
+            "derivation 'x' requested impure path '/dev/kvm', but it was not in allowed-impure-host-deps",
+            "invalid file name 'a/b' in 'exportReferencesGraph'",
+            "attribute 'allowedReferences' of derivation 'x' must be a list of strings",
+            "cannot process __json attribute of 'x': parse error",
+            "Expected JSON value to be of type 'array' but it is of type 'string': \"x\"",
+        ];
+        let failure =
+            |message| Ending { status: Some(BuildStatus::MiscFailure), message, ..NOTHING }.failure();
+        for message in nixs {
+            assert_eq!(failure(message), Failure::DaemonGone, "{message}");
+        }
+        for message in authors {
+            assert_eq!(failure(message), Failure::BuildError, "{message}");
         }
     }
 

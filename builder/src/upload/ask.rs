@@ -29,11 +29,29 @@ const PATIENCE_WITH_ONE: Duration = Duration::from_secs(60);
 pub(super) trait Question: Clone + Send + Sync + 'static {
     type Request: Serialize + Send;
     type Reply: DeserializeOwned;
-    type Answer: Send + 'static;
+    type Answer: Answer + Send + 'static;
     const PATH: &'static str;
 
     fn request(questions: Vec<Self>) -> Self::Request;
     fn answers(reply: Self::Reply) -> Vec<Self::Answer>;
+}
+
+/// What is said to a question.
+pub(super) trait Answer {
+    /// Why it is to be asked again later, if it is.
+    fn later(&self) -> Option<&str>;
+}
+
+impl Answer for Slot {
+    fn later(&self) -> Option<&str> {
+        if let Self::Later { reason } = self { Some(reason) } else { None }
+    }
+}
+
+impl Answer for Outcome {
+    fn later(&self) -> Option<&str> {
+        if let Self::Later { reason } = self { Some(reason) } else { None }
+    }
 }
 
 impl Question for Wish {

@@ -1,4 +1,5 @@
-use std::path::PathBuf;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use harmonia_nix::Sha256;
@@ -60,6 +61,19 @@ pub enum UploadError {
     /// No client for HTTP.
     #[error("no HTTP client can be made: are there CA certificates?")]
     Client(#[source] reqwest::Error),
+}
+
+impl UploadError {
+    /// The file that is not what the store's database says it is, if that is why.
+    pub fn damaged(&self) -> Option<&Path> {
+        match self {
+            Self::Corrupt { path, .. } | Self::Pack(PackError::Size { path, .. }) => Some(path),
+            Self::Pack(PackError::Read { path, source }) if source.kind() == ErrorKind::NotFound => {
+                Some(path)
+            }
+            _ => None,
+        }
+    }
 }
 
 /// Why signers did not answer a question. Clonable: one request answers many.

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use reqwest::redirect::Policy;
-use reqwest::{Client, Response};
+use reqwest::{Client, ClientBuilder, Response};
 
 use super::UploadError;
 
@@ -11,6 +11,15 @@ use super::UploadError;
 /// It follows no redirect, or the token would travel to whoever is named, and speaks HTTP/1.1, so that parts
 /// sent at the same time do not share one connection's window.
 pub fn http_client() -> Result<Client, UploadError> {
+    build(builder())
+}
+
+/// The same for servers of this machine, to which no proxy knows the way.
+pub fn local_http_client() -> Result<Client, UploadError> {
+    build(builder().no_proxy())
+}
+
+fn builder() -> ClientBuilder {
     // An error says that another one is installed already: that one serves as well.
     let _ = rustls::crypto::ring::default_provider().install_default();
     Client::builder()
@@ -18,8 +27,10 @@ pub fn http_client() -> Result<Client, UploadError> {
         .pool_idle_timeout(Duration::from_secs(30))
         .redirect(Policy::none())
         .http1_only()
-        .build()
-        .map_err(|error| UploadError::Client(error.without_url()))
+}
+
+fn build(builder: ClientBuilder) -> Result<Client, UploadError> {
+    builder.build().map_err(|error| UploadError::Client(error.without_url()))
 }
 
 /// The body of an answer, up to `most` bytes of it.

@@ -25,7 +25,7 @@ pub(super) enum Sent {
 enum Next {
     Done,
     Present,
-    /// The signature is not accepted: it has expired.
+    /// The slot may be what is wrong: it has expired, perhaps.
     AskAgain,
     /// The bytes that arrived are not those that were signed.
     Resend,
@@ -54,13 +54,12 @@ fn longest_put(size: usize) -> Duration {
 }
 
 impl Uploader {
-    /// Stores bytes under a wish, in as many tries as the limits allow.
+    /// Stores bytes under a wish. A bucket that is away is waited for as long as a signer; one that finds the bytes garbled
+    /// gets them again, in as many tries as the limits allow.
     pub(super) async fn put(&self, what: &str, wish: Wish, bytes: Bytes) -> Result<Sent, Stop> {
-        let refused = |reason: String| Stop::from(UploadError::Bucket { what: what.to_owned(), reason });
-        let mut slot = None;
-        let mut resent = false;
-        let mut last = String::new();
-        for attempt in 0..self.limits.tries {
+        let until = Instant::now() + self.limits.patience;
+        let (mut slot, mut attempt) = (None, 0);
+        loop {
             let (url, headers) = match slot.take() {
                 Some(slot) => slot,
                 None => match self.slot(what, wish.clone()).await? {
@@ -69,63 +68,34 @@ impl Uploader {
                     _ => return Err(foreign_slot()),
                 },
             };
-            let next = match self.send(&url, &headers, bytes.clone()).await {
-                Ok((status, etag)) => {
-                    last = format!("it answered {status}");
-                    match (after(status), etag) {
-                        (Next::Done, etag) => return Ok(Sent::Stored(etag)),
-                        (next, _) => next,
-                    }
-                }
-                // It may have been refused while it was still being sent, so the slot may be what is wrong.
-                Err(error) => {
-                    last = format!("the connection broke: {}", innermost(&error));
-                    tracing::debug!(what, attempt, reason = last, "a PUT failed");
-                    sleep(pause(self.limits.pause, attempt)).await;
-                    continue;
-                }
+            let (next, etag, reason) = match self.send(&url, &headers, bytes.clone()).await {
+                Ok((status, etag)) => (after(status), etag, format!("it answered {status}")),
+                // It may have been refused while it was still being sent.
+                Err(error) => (Next::AskAgain, None, format!("the connection broke: {}", innermost(&error))),
             };
-            tracing::debug!(what, attempt, reason = last, "a PUT failed");
             match next {
+                Next::Done => return Ok(Sent::Stored(etag)),
                 Next::Present => return Ok(Sent::Present),
-                Next::AskAgain if attempt == 0 => {}
-                Next::AskAgain => sleep(pause(self.limits.pause, attempt)).await,
-                Next::Resend if !resent => resent = true,
-                Next::Wait => {
-                    sleep(pause(self.limits.pause, attempt)).await;
-                    slot = Some((url, headers));
-                }
                 Next::Restart => return Err(Stop::Again(format!("{what}: the bucket forgot the upload"))),
-                Next::Resend | Next::GiveUp | Next::Done => return Err(refused(last)),
+                Next::Wait if Instant::now() < until => slot = Some((url, headers)),
+                Next::AskAgain if Instant::now() < until => {}
+                Next::Resend if attempt + 1 < self.limits.tries => {}
+                _ => return Err(UploadError::Bucket { what: what.to_owned(), reason }.into()),
             }
+            match attempt + 1 == self.limits.tries {
+                true => tracing::warn!(what, reason, "the bucket does not take it yet"),
+                false => tracing::debug!(what, attempt, reason, "a PUT failed"),
+            }
+            sleep(pause(self.limits.pause, attempt)).await;
+            attempt += 1;
         }
-        Err(refused(last))
     }
 
     /// A slot, once there is one.
     pub(super) async fn slot(&self, what: &str, wish: Wish) -> Result<Slot, Stop> {
-        let until = Instant::now() + self.limits.patience;
-        let mut attempt = 0;
-        loop {
-            match self
-                .slots
-                .ask(wish.clone())
-                .await
-                .ok_or(UploadError::Stopping)?
-                .map_err(UploadError::from)?
-            {
-                Slot::Refused { reason } => return Err(Stop::Refused(reason)),
-                Slot::Later { reason } if Instant::now() >= until => {
-                    let error = SignerError::PutOff { what: what.to_owned(), reason };
-                    return Err(UploadError::from(error).into());
-                }
-                Slot::Later { reason } => {
-                    tracing::debug!(what, attempt, reason, "no slot yet");
-                    sleep(pause(self.limits.pause, attempt)).await;
-                    attempt += 1;
-                }
-                slot => return Ok(slot),
-            }
+        match self.ask(&self.slots, what, wish).await? {
+            Slot::Refused { reason } => Err(Stop::Refused(reason)),
+            slot => Ok(slot),
         }
     }
 

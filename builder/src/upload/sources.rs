@@ -13,7 +13,7 @@ use harmonia_nix::Sha256;
 use harmonia_nix::pack::{Options, PackError, SMALL, pack};
 use harmonia_service::protocol::{self, Outcome, Slot, Source, StoredSource, Wish};
 use tokio::task::spawn_blocking;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use super::put::foreign_slot;
 use super::retry::pause;
@@ -125,25 +125,12 @@ impl Uploader {
     }
 
     async fn complete_source(&self, stored: StoredSource) -> Result<(), Stop> {
-        let until = Instant::now() + self.limits.patience;
-        let mut attempt = 0;
-        loop {
-            let outcome = self.sources.ask(stored.clone()).await.ok_or(UploadError::Stopping)?;
-            match outcome.map_err(UploadError::from)? {
-                Outcome::Published | Outcome::Adopted => return Ok(()),
-                Outcome::Stale => return Err(UploadError::from(SignerError::SessionOver).into()),
-                Outcome::Refused { reason } => return Err(Stop::Refused(reason)),
-                Outcome::Again { reason } => return Err(Stop::Again(reason)),
-                Outcome::Later { reason } if Instant::now() >= until => {
-                    let what = stored.source.path;
-                    return Err(UploadError::from(SignerError::PutOff { what, reason }).into());
-                }
-                Outcome::Later { reason } => {
-                    tracing::debug!(path = stored.source.path, attempt, reason, "not published yet");
-                    sleep(pause(self.limits.pause, attempt)).await;
-                    attempt += 1;
-                }
-            }
+        let what = stored.source.path.clone();
+        match self.ask(&self.sources, &what, stored).await? {
+            Outcome::Published | Outcome::Adopted => Ok(()),
+            Outcome::Stale => Err(UploadError::from(SignerError::SessionOver).into()),
+            Outcome::Refused { reason } => Err(Stop::Refused(reason)),
+            Outcome::Again { reason } | Outcome::Later { reason } => Err(Stop::Again(reason)),
         }
     }
 }

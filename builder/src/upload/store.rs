@@ -1,14 +1,16 @@
 //! An output, or a log, from the disk into the bucket.
 
+use std::future::ready;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use futures::future::try_join;
+use bytes::Bytes;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use harmonia_nix::pack::{
     Compressed, Digest, Options, PackError, Packed, Part, SMALL, compress, compress_file, pack,
 };
 use harmonia_service::protocol::{self, Claim, Output, Slot, StoredFile, StoredPart, Upload, Wish};
+use harmonia_service::sentence::sentence;
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::task::{JoinHandle, spawn_blocking};
@@ -33,13 +35,14 @@ impl Uploader {
             let file = bytes(packed.file);
             let wish = Wish::Nar { claim, path: output.path.clone(), nar_hash: output.nar_hash, file };
             let nar = self.put(&output.path, wish, first.bytes);
-            let (_, listing) = try_join(nar, self.put_listing(claim, output, &packed.listing)).await?;
+            let (_, listing) = self.beside(nar, self.store_listing(claim, output, &packed.listing)).await?;
             drop(share);
             Ok(stored(output, &packed, None, listing))
         } else {
             let upload = self.send_parts(claim, output, (first, share), parts).await?;
             let packed = finished(pass, output).await?;
-            let listing = self.put_listing(claim, output, &packed.listing).await?;
+            let listing = self.store_listing(claim, output, &packed.listing);
+            let (upload, listing) = self.beside(ready(Ok(upload)), listing).await?;
             Ok(stored(output, &packed, upload, listing))
         }
     }
@@ -123,36 +126,40 @@ impl Uploader {
         Ok(Some(Upload { id, parts }))
     }
 
-    /// Stores a listing. False: the signer wants none of it, which is no reason to lose the output.
-    async fn put_listing(
-        &self,
-        claim: Claim,
-        output: &BuiltOutput,
-        listing: &Compressed,
-    ) -> Result<bool, Stop> {
+    async fn store_listing(&self, claim: Claim, output: &BuiltOutput, listing: &Compressed) -> bool {
         let wish = Wish::Listing { claim, path: output.path.clone(), file: whole(listing) };
-        let what = format!("the listing of {}", output.path);
-        optional(&what, self.put(&what, wish, listing.bytes.clone()).await)
+        self.put_spare(&format!("the listing of {}", output.path), wish, listing.bytes.clone()).await
     }
 
-    /// Stores a log. False: it cannot be read, or the signer wants none of it.
-    pub(super) async fn put_log(&self, claim: Claim, log: &Log) -> Result<bool, Stop> {
-        let what = format!("the log of job {}", claim.job);
+    /// Stores the log of an attempt. False: it cannot be read, or is not wanted, or not taken.
+    pub async fn store_log(&self, claim: Claim, log: &Log) -> bool {
         let (log, level) = (log.clone(), self.limits.level);
         let compressed = spawn_blocking(move || match log {
             Log::Bytes(bytes) => compress(&bytes, level)
                 .map_err(|source| PackError::Compress { path: "the log".into(), source }),
             Log::File(path) => compress_file(&path, level),
         });
-        let compressed = match compressed.await.map_err(|_| UploadError::Stopping)? {
-            Ok(compressed) => compressed,
-            Err(error) => {
-                tracing::warn!(job = claim.job, error = &error as &dyn std::error::Error, "a log is lost");
-                return Ok(false);
+        let compressed = match compressed.await {
+            Ok(Ok(compressed)) => compressed,
+            Ok(Err(error)) => {
+                tracing::warn!(job = claim.job, error = sentence(&error), "a log is lost");
+                return false;
             }
+            Err(_) => return false,
         };
         let wish = Wish::Log { claim, file: whole(&compressed) };
-        optional(&what, self.put(&what, wish, compressed.bytes).await)
+        self.put_spare(&format!("the log of job {}", claim.job), wish, compressed.bytes).await
+    }
+
+    /// Stores what is no reason to lose a result. False: the signer wants none of it, or the bucket takes none of it.
+    async fn put_spare(&self, what: &str, wish: Wish, bytes: Bytes) -> bool {
+        let reason = match self.put(what, wish, bytes).await {
+            Ok(_) => return true,
+            Err(Stop::Again(reason) | Stop::Refused(reason)) => reason,
+            Err(Stop::Failed(error)) => sentence(&error),
+        };
+        tracing::warn!(what, reason, "not stored");
+        false
     }
 }
 
@@ -180,18 +187,6 @@ fn stored(output: &BuiltOutput, packed: &Packed, upload: Option<Upload>, listing
         ca: output.ca.clone(),
         file: StoredFile { bytes: bytes(packed.file), upload },
         listing,
-    }
-}
-
-/// Whether something that can be done without was stored.
-fn optional(what: &str, sent: Result<Sent, Stop>) -> Result<bool, Stop> {
-    match sent {
-        Ok(_) => Ok(true),
-        Err(Stop::Refused(reason)) => {
-            tracing::warn!(what, reason, "the signer wants none of it");
-            Ok(false)
-        }
-        Err(stop) => Err(stop),
     }
 }
 

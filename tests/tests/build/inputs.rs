@@ -1,7 +1,6 @@
 //! Inputs that are not what was published, or not there.
 
 use std::os::unix::fs::symlink;
-use std::time::Duration;
 
 use harmonia_nix::store_path;
 use harmonia_service::layout;
@@ -97,6 +96,29 @@ async fn an_input_that_differs_and_is_held_is_never_built_on() {
     scene.press.ends_well().await;
     assert_built_on_published(&scene, &nix, &base).await;
     builder.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_input_that_differs_and_cannot_be_replaced_is_tried_elsewhere() {
+    let scene = Scene::start().await;
+    let base = random("base-of-two-caches");
+    publish(&scene, shared_nix(), &base).await;
+    // Another cache, which this store asks first, has other contents under the same path.
+    let (other, cache) = (scene.nix(Version::New), tempfile::tempdir().unwrap());
+    let url = format!("file://{}?priority=1", cache.path().display());
+    other.run("nix", &["copy", "--to", &url, &build_here(&other, &base)]);
+    let settings = format!("extra-substituters = {url}\nrequire-sigs = false\n");
+    let one = scene.builder(&scene.nix_with(Version::New, &settings), "one").await;
+    let drv = scene.want(&[&top_of(&base)]).await.remove(0);
+    assert_eq!(scene.after_attempts(&drv, 1).await, ["stale_input"]);
+    one.stop().await;
+    let nix = scene.nix(Version::New);
+    let two = scene.builder(&nix, "two").await;
+    scene.hurry().await;
+    scene.press.ends_well().await;
+    assert_eq!(scene.press.outcomes(&drv).await, ["stale_input", "succeeded"]);
+    assert_built_on_published(&scene, &nix, &base).await;
+    two.stop().await;
 }
 
 /// Removes what the bucket has of a path.
@@ -195,7 +217,8 @@ async fn what_is_uploaded_survives_a_collection_and_a_new_daemon() {
     let nix = scene.nix(Version::New);
     let builder = scene.builder(&nix, "one").await;
     scene.reached("late").await;
-    scene.bucket.on_matching(1, is_nar, Fault::Delay(Duration::from_secs(5)));
+    let (release, held) = Fault::hold();
+    scene.bucket.on_matching(1, is_nar, held);
     scene.gates.open("late");
     scene.press.becomes(&drv, "uploading").await;
     nix.run("nix-store", &["--gc"]);
@@ -208,7 +231,7 @@ async fn what_is_uploaded_survives_a_collection_and_a_new_daemon() {
     .await;
     nix.run("nix-store", &["--gc"]);
     assert!(local_hash(&nix, &path).is_some());
-    assert_eq!(scene.press.farm.state(scene.press.job(&drv).await).await, "uploading", "it was quicker");
+    drop(release);
     scene.press.ends_well().await;
     assert_eq!(scene.press.outcomes(&drv).await, ["succeeded"]);
     builder.stop().await;

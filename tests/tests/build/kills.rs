@@ -2,16 +2,14 @@
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 use harmonia_service::settings::{KNOWN, Settings};
-use harmonia_tests::eventually;
 use harmonia_tests::nixes::{Expression, Nix, Version};
 use harmonia_tests::proxy::Fault;
 use harmonia_tests::yard::{settings, waiting};
 use tokio::sync::watch;
 
-use crate::scene::{Scene, gated_pair, is_nar, local_hash, paths_of};
+use crate::scene::{Scene, build_here, gated_pair, is_nar, local_hash, paths_of};
 
 const PROCESS: &str = "HARMONIA_CI_TEST_BUILDER";
 
@@ -110,6 +108,25 @@ async fn a_builder_killed_while_it_uploads_is_followed_by_another() {
     assert_eq!(scene.press.outcomes(&drv).await, ["node_died", "succeeded"]);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_power_failure_left_half_written_is_built_again() {
+    for version in Version::ALL {
+        let scene = Scene::start().await;
+        let nix = scene.nix(version);
+        let expression = Expression::new("torn", "mkdir $out; echo whole >$out/file");
+        let path = build_here(&nix, &expression);
+        std::fs::write(nix.real(&path).join("file"), "").unwrap();
+        let drv = scene.want(&[&expression]).await.remove(0);
+        let builder = scene.builder(&nix, "one").await;
+        assert_eq!(scene.after_attempts(&drv, 1).await, ["upload"], "{version:?}");
+        scene.hurry().await;
+        scene.press.ends_well().await;
+        assert_eq!(scene.press.outcomes(&drv).await, ["upload", "succeeded"], "{version:?}");
+        scene.press.check().await;
+        builder.stop().await;
+    }
+}
+
 /// A builder is killed when one of two outputs is in the bucket and the other is on its way.
 async fn killed_while_it_uploads(scene: &Scene, nix: &Nix, state: &Path) -> (Expression, String) {
     let expression = gated_pair("pair");
@@ -117,12 +134,10 @@ async fn killed_while_it_uploads(scene: &Scene, nix: &Nix, state: &Path) -> (Exp
     let mut builder = Process::start(scene, nix, "one", state).await;
     scene.reached("pair").await;
     scene.bucket.reset();
-    scene.bucket.on_matching(2, is_nar, Fault::Delay(Duration::from_secs(600)));
+    let (_release, held) = Fault::hold();
+    scene.bucket.on_matching(2, is_nar, held);
     scene.gates.open("pair");
-    eventually("both outputs are on their way", || async {
-        scene.bucket.requests().iter().filter(|request| is_nar(request)).count() == 2
-    })
-    .await;
+    scene.sends_nars(2).await;
     scene.press.becomes(&drv, "uploading").await;
     builder.kill();
     (expression, drv)

@@ -8,7 +8,17 @@ use crate::stage::{Scene, runs, unchanged};
 
 /// Builds it with these settings, on an old and on a new Nix; the failure and the words must be these.
 async fn fails(expression: &Expression, more: impl Fn(Settings) -> Settings, failure: &str, words: &[&str]) {
-    for version in Version::ALL {
+    fails_on(&Version::ALL, expression, more, failure, words).await;
+}
+
+async fn fails_on(
+    versions: &[Version],
+    expression: &Expression,
+    more: impl Fn(Settings) -> Settings,
+    failure: &str,
+    words: &[&str],
+) {
+    for &version in versions {
         let (scene, signer) = Scene::new().await;
         let drv = scene.queue_one(&signer, expression).await;
         let builder = scene.builder(version, "one", &more).await;
@@ -50,8 +60,9 @@ async fn a_silent_build_is_ended() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_line_without_an_end_is_not_silence() {
     let dots = Expression::new("dots", "while :; do printf .; sleep 0.2; done");
-    let more = |set: Settings| set.with("max_silent", "2s").with("build_timeout", "4s");
-    fails(&dots, more, "timeout", &["longer than the 4 s allowed"]).await;
+    // A machine that stalls makes a build silent for a while.
+    let more = |set: Settings| set.with("max_silent", "20s").with("build_timeout", "25s");
+    fails_on(&[Version::New], &dots, more, "timeout", &["longer than the 25 s allowed"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -68,6 +79,12 @@ async fn a_fixed_output_of_another_hash_is_refused() {
         .attribute("outputHashAlgo", "\"sha256\"")
         .attribute("outputHash", &format!("\"{}\"", "0".repeat(64)));
     fails(&wrong, unchanged, "hash_mismatch", &["hash mismatch"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_output_that_no_store_can_hold_is_the_builds_fault() {
+    let pipe = Expression::new("pipe", "mkdir $out; mkfifo $out/pipe");
+    fails(&pipe, unchanged, "build_error", &["unsupported type"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

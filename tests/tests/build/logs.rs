@@ -1,10 +1,11 @@
 //! What builds print: all of it in the bucket, its end in the queue while they run.
 
+use harmonia_builder::BuilderError;
 use harmonia_nix::store_path;
 use harmonia_service::layout;
 use harmonia_tests::eventually;
 use harmonia_tests::nixes::{Expression, Version};
-use harmonia_tests::yard::WAIT;
+use harmonia_tests::yard::{RunningBuilder, WAIT};
 
 use crate::stage::{Scene, unchanged};
 
@@ -180,4 +181,25 @@ async fn the_log_of_a_build_that_was_given_back_is_kept_beside_the_next_one() {
     let all: Vec<_> = all.iter().map(|log| String::from_utf8_lossy(log)).collect();
     assert_eq!(all, ["begun\n", "begun\nended\n"]);
     other.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_builder_whose_state_another_uses_ends_and_takes_no_log_away() {
+    let (scene, signer) = Scene::new().await;
+    let script = format!("echo one; {WAIT}; echo >$out");
+    let drv = scene.queue_one(&signer, &Expression::new("followed", &script)).await;
+    let state = tempfile::tempdir().expect("a directory");
+    let shared = state.path().display().to_string();
+    let first = scene.builder(Version::New, "one", |set| set.with("state_dir", &shared)).await;
+    scene.gates.arrived("followed").await;
+    let second = RunningBuilder::start_on(&scene.press, first.nix.clone(), "one", |set| {
+        set.with("state_dir", &shared)
+    })
+    .await;
+    let error = second.ended().await.expect_err("it does not run");
+    assert!(matches!(error, BuilderError::Taken { .. }), "{error:?}");
+    scene.gates.open("followed");
+    scene.press.ends_well().await;
+    assert_eq!(logs(&scene, &drv).await.0.as_deref(), Some(&b"one\n"[..]));
+    first.stop().await;
 }

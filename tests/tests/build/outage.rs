@@ -9,7 +9,6 @@ use harmonia_tests::press::{Press, RunningSigner};
 use harmonia_tests::proxy::{Fault, Proxy};
 use harmonia_tests::yard::{WAIT, waiting};
 use harmonia_tests::{press, s3};
-use tokio::sync::oneshot;
 
 use crate::stage::{Scene, unchanged};
 
@@ -70,6 +69,41 @@ async fn what_ends_while_postgresql_is_away_is_told_when_it_is_back() {
         assert_eq!(scene.press.outcomes(drv).await, [outcome], "{drv}");
     }
     scene.press.check().await;
+    builder.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_sigterm_ends_a_builder_although_postgresql_is_away() {
+    let server = Server::start(Options::default());
+    let s3 = s3::S3::start_public(s3::Server::InProcess).await;
+    let scene = Scene::on(Press::on(Farm::on(server.database().await).await, s3).await);
+    let signer = scene.press.start_signer().await;
+    scene.queue_one(&signer, &waiting("held")).await;
+    let builder = scene.builder(Version::New, "one", unchanged).await;
+    scene.gates.arrived("held").await;
+    server.stop_immediate().await;
+    builder.term();
+    builder.term();
+    builder.ended().await.expect("it ends well");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_builder_whose_login_is_refused_waits_for_the_password_to_arrive() {
+    let server = Server::start(Options::default());
+    let s3 = s3::S3::start_public(s3::Server::InProcess).await;
+    let scene = Scene::on(Press::on(Farm::on(server.database().await).await, s3).await);
+    let signer = scene.press.start_signer().await;
+    let drv = scene.queue_one(&signer, &Expression::trivial("later")).await;
+    let address = format!("127.0.0.1:{}", press::free_port());
+    let_in(&scene.press.farm, false).await;
+    let builder = scene.builder(Version::New, "one", |set| set.with("listen", &address)).await;
+    eventually("it is refused", async || {
+        let Ok(ready) = reqwest::get(format!("http://{address}/readyz")).await else { return false };
+        ready.text().await.is_ok_and(|text| text.contains("not permitted to log in"))
+    })
+    .await;
+    let_in(&scene.press.farm, true).await;
+    assert_eq!(scene.end(&drv).await.state, "succeeded");
     builder.stop().await;
 }
 
@@ -138,14 +172,14 @@ async fn another_signer_completes_what_the_first_gave_slots_for() {
     let drv = scene.queue_one(&signer, &waiting("built")).await;
     let builder = scene.builder(Version::New, "one", unchanged).await;
     scene.gates.arrived("built").await;
-    let (release, held) = oneshot::channel();
-    bucket.on_matching(1, |name| name.starts_with("PUT /bucket/nar/"), Fault::Hold(held));
+    let (release, held) = Fault::hold();
+    bucket.on_matching(1, |name| name.starts_with("PUT /bucket/nar/"), held);
     scene.gates.open("built");
     eventually("its NAR is on the way", async || sent(&bucket, &drv) == 1).await;
     signer.stop().await;
     let _signer = signer_by(&scene, &bucket, &database).await;
     scene.hint().await;
-    release.send(()).expect("it is held");
+    drop(release);
     scene.press.ends_well().await;
     assert_eq!(scene.press.outcomes(&drv).await, ["succeeded"]);
     assert_eq!(sent(&bucket, &drv), 1);

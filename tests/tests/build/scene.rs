@@ -1,5 +1,6 @@
 //! What tests with faults begin with: a farm whose only nodes are real builders, and builds that wait to be let on.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use harmonia_nix::database::Database;
@@ -60,6 +61,13 @@ impl Scene {
     pub async fn reached(&self, name: &str) {
         self.gates.arrived(name).await;
         self.gates.forget(name);
+    }
+
+    /// Waits until so many NARs are on their way to the bucket, or there.
+    pub async fn sends_nars(&self, count: usize) {
+        let sent =
+            || self.bucket.requests().into_iter().filter(|request| is_nar(request)).collect::<BTreeSet<_>>();
+        eventually("NARs are on their way", || async { sent().len() >= count }).await;
     }
 
     /// Waits until so many attempts have ended; how.
