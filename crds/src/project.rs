@@ -88,7 +88,7 @@ pub struct ProjectSpec {
 #[x_kube(validation = rule("[has(self.github), has(self.gitea), has(self.git)].filter(given, given).size() == 1",
     "give exactly one of github, gitea and git"))]
 pub struct Source {
-    /// A repository on github.com.
+    /// A repository on github.com, or on a GitHub of one's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub github: Option<GitHub>,
 
@@ -106,9 +106,14 @@ pub struct Source {
     pub secret_ref: Option<SecretRef>,
 }
 
-/// A repository on github.com.
+/// A repository on github.com, or on a GitHub of one's own.
 #[derive(KubeSchema, Serialize, Deserialize, Debug, Clone, PartialEq)]
 pub struct GitHub {
+    /// The address of the GitHub, such as `https://github.example.org`. Default: https://github.com.
+    #[serde(default = "default::github")]
+    #[schemars(length(max = 1024), pattern("^https?://[^ \\t\\n\\r]+$"))]
+    pub instance: String,
+
     /// The person or organisation that owns the repository.
     #[schemars(length(min = 1, max = 100), pattern("^[A-Za-z0-9._-]+$"))]
     pub owner: String,
@@ -246,6 +251,10 @@ pub fn pool_name(reference: &str, namespace: &str) -> String {
 
 mod default {
     use crate::quantity::{Days, Span};
+
+    pub fn github() -> String {
+        "https://github.com".to_owned()
+    }
 
     pub const fn shares() -> i32 {
         100

@@ -19,6 +19,7 @@ use harmonia_queue::replica::{self, Replica};
 use harmonia_queue::resolver::Resolver;
 use harmonia_service::health::Health;
 use harmonia_service::metrics::Metrics;
+use harmonia_service::secret::Secret;
 use harmonia_service::sentence::sentence;
 use harmonia_service::settings::{Settings, SettingsError};
 use harmonia_service::{database, serve};
@@ -94,7 +95,7 @@ pub struct Evaluator {
     busy: RwLock<()>,
     /// Counts reasons to look at the queue.
     hints: watch::Sender<u64>,
-    direct_url: String,
+    direct_url: Secret,
     health: Health,
     counts: Counts,
 }
@@ -143,10 +144,6 @@ impl Evaluator {
         let made = nix::clear(&work).and_then(|()| std::fs::create_dir_all(&work));
         made.map_err(|source| EvaluatorError::State { path: work, source })?;
         let sandbox = Arc::new(sandbox(&config).await?);
-        let url = match settings.secret("database_direct_url")? {
-            Some(direct) => direct,
-            None => settings.require_secret("database_url")?,
-        };
         let http = http_client()?;
         let store = Arc::new(Store::new(config.daemon.clone(), config.root.clone(), Options::default()));
         let mut metrics = Metrics::default();
@@ -167,7 +164,7 @@ impl Evaluator {
             signers: watch::Sender::new(Vec::new()),
             busy: RwLock::default(),
             hints: watch::Sender::new(0),
-            direct_url: url.read().map_err(SettingsError::from)?,
+            direct_url: database::direct(settings)?,
             counts,
             health,
             config,
@@ -238,7 +235,7 @@ impl Evaluator {
     }
 
     async fn listen(&self) {
-        let mut listener = Listener::connect(&self.direct_url, &[Channel::Evaluation], POLL).await;
+        let mut listener = Listener::connect(self.direct_url.clone(), &[Channel::Evaluation], POLL).await;
         loop {
             self.hints.send_modify(|count| *count += 1);
             listener.next().await;

@@ -61,7 +61,7 @@ enum Stop {
 impl From<harmonia_queue::Error> for Stop {
     fn from(error: harmonia_queue::Error) -> Self {
         match error {
-            error if error.is_transient() => Self::Later(sentence(&error)),
+            error if error.may_pass() => Self::Later(sentence(&error)),
             harmonia_queue::Error::WrongState(_) => Self::Left,
             error => Self::Abort(sentence(&error)),
         }

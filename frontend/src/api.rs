@@ -37,7 +37,7 @@ use crate::turn::{Turn, Turns};
 
 pub use ask::{Name, Number, Query};
 pub use builds::known as known_build;
-pub use evals::{end as end_evaluation, repeat as repeat_evaluation};
+pub use evals::end as end_evaluation;
 pub use hub::Hub;
 pub use log::object as log_object;
 pub use nodes::{REASON as DRAINED_BY_HAND, node as node_number};

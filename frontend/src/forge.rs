@@ -26,6 +26,7 @@ use async_trait::async_trait;
 use axum::Router;
 use axum::http::HeaderMap;
 use harmonia_queue::Db;
+use harmonia_queue::branches::Forge as Keeper;
 use harmonia_queue::forges::Repository;
 use harmonia_queue::people::Who;
 use harmonia_service::secret::SecretError;
@@ -36,7 +37,7 @@ pub use call::ForgeError;
 pub use config::{Client, Door, OIDC};
 pub use count::ForgeCounts;
 
-use config::Configured;
+use config::{Configured, Kind};
 use payload::{Event, Unreadable};
 use words::Status;
 
@@ -71,6 +72,9 @@ pub trait Forge: Send + Sync {
 
     /// A pull request as it is now.
     async fn pull_request(&self, repository: &Repository, number: i32) -> Result<PullRequest, ForgeError>;
+
+    /// Where one branch is now; None: there is no such branch.
+    async fn head(&self, repository: &Repository, branch: &str) -> Result<Option<String>, ForgeError>;
 
     /// Where the branches of a repository are now.
     async fn heads(&self, repository: &Repository) -> Result<Heads, ForgeError>;
@@ -107,6 +111,7 @@ const MOST: usize = 10_000;
 pub struct Known {
     /// As its webhooks are addressed.
     pub name: String,
+    kind: Kind,
     /// As projects have it.
     pub instance: String,
     /// By which people sign in with it.
@@ -140,12 +145,34 @@ impl Member {
     }
 }
 
+impl Known {
+    /// The repository that git clones from this address, as projects have it, if it is one of its own.
+    fn keeper(&self, url: &str) -> Option<Keeper> {
+        let Repository { owner, name: repo } = repository(&self.instance, url)?;
+        let instance = self.instance.clone();
+        Some(match self.kind {
+            Kind::GitHub => Keeper::GitHub { instance, owner, repo },
+            Kind::Gitea | Kind::Forgejo => Keeper::Gitea { instance, owner, repo },
+        })
+    }
+}
+
+/// What an address names below that of a forge.
+fn repository(instance: &str, url: &str) -> Option<Repository> {
+    let (host, path) = url.split_at_checked(instance.len())?;
+    let path = path.strip_prefix('/')?.trim_end_matches('/');
+    let (owner, name) = path.strip_suffix(".git").unwrap_or(path).split_once('/')?;
+    let fits =
+        host.eq_ignore_ascii_case(instance) && !owner.is_empty() && !name.is_empty() && !name.contains('/');
+    fits.then(|| Repository { owner: owner.to_owned(), name: name.to_owned() })
+}
+
 impl Forges {
     /// As the settings have them; often none. `url` is where people reach this frontend.
     pub fn new(settings: &Settings, db: Db, url: &str, counts: ForgeCounts) -> Result<Self, SettingsError> {
         let mut known = BTreeMap::new();
-        for Configured { name, instance, forge, client } in config::read(settings)? {
-            known.insert(name.clone(), Arc::new(Known { name, instance, forge, client }));
+        for Configured { name, kind, instance, forge, client } in config::read(settings)? {
+            known.insert(name.clone(), Arc::new(Known { name, kind, instance, forge, client }));
         }
         let writers = Mutex::new(Memory::new(Instant::now(), REMEMBERED, MOST));
         Ok(Self { known, db, url: url.to_owned(), counts, writers })
@@ -154,6 +181,11 @@ impl Forges {
     /// All of them.
     pub fn all(&self) -> impl Iterator<Item = &Known> {
         self.known.values().map(Arc::as_ref)
+    }
+
+    /// Who keeps what git clones from this address: a forge that we know, or nobody in particular.
+    pub fn keeper(&self, url: &str) -> Keeper {
+        self.all().find_map(|known| known.keeper(url)).unwrap_or(Keeper::Git)
     }
 
     /// Whether somebody may push to a repository of their forge. `by_memory`: what was so a minute ago is good enough.
@@ -194,5 +226,34 @@ impl Forges {
 
     fn of(&self, instance: &str) -> Option<&Arc<Known>> {
         self.known.values().find(|known| known.instance == instance)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_repository_is_two_words_below_its_forge() {
+        let found = |url: &str| {
+            repository("https://code.example.org", url).map(|at| format!("{} {}", at.owner, at.name))
+        };
+        for url in [
+            "https://code.example.org/acme/Dots",
+            "https://Code.example.org/acme/Dots.git",
+            "https://code.example.org/acme/Dots/",
+        ] {
+            assert_eq!(found(url).as_deref(), Some("acme Dots"), "{url}");
+        }
+        for url in [
+            "https://code.example.org",
+            "https://code.example.org/acme",
+            "https://code.example.org/acme/dots/tree",
+            "https://code.example.org.evil.example/acme/dots",
+            "https://other.example.org/acme/dots",
+            "",
+        ] {
+            assert_eq!(found(url), None, "{url}");
+        }
     }
 }

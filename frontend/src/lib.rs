@@ -31,8 +31,9 @@ use harmonia_service::bucket::Bucket;
 use harmonia_service::database;
 use harmonia_service::health::Health;
 use harmonia_service::metrics::Metrics;
+use harmonia_service::secret::Secret;
 use harmonia_service::serve;
-use harmonia_service::settings::{Settings, SettingsError};
+use harmonia_service::settings::Settings;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
@@ -73,7 +74,7 @@ pub struct Frontend {
     registration: Registration,
     settings: Settings,
     db: Db,
-    direct_url: String,
+    direct_url: Secret,
     hub: Arc<Hub>,
     forges: Arc<Forges>,
     live: Arc<Live>,
@@ -141,7 +142,7 @@ impl Frontend {
             .merge(forges.routes())
             .merge(gateway.routes())
             .merge(health.routes());
-        let direct_url = direct_url(settings)?;
+        let direct_url = database::direct(settings)?;
         let settings = settings.clone();
         Ok(Self {
             listener,
@@ -185,13 +186,4 @@ impl Frontend {
         self.registration.leave().await;
         served.map_err(FrontendError::Serve)
     }
-}
-
-/// Where LISTEN works.
-fn direct_url(settings: &Settings) -> Result<String, SettingsError> {
-    let url = match settings.secret("database_direct_url")? {
-        Some(direct) => direct,
-        None => settings.require_secret("database_url")?,
-    };
-    Ok(url.read()?)
 }

@@ -50,7 +50,12 @@ impl Database {
 
     /// Past a pooler, for locks.
     pub fn direct_url(&self) -> Result<String, SecretError> {
-        self.direct.as_ref().unwrap_or(&self.url).read()
+        self.direct().read()
+    }
+
+    /// The same for whoever reads it anew for each connection.
+    pub fn direct(&self) -> Secret {
+        self.direct.as_ref().unwrap_or(&self.url).clone()
     }
 
     /// As whoever may make logins. None: a person makes them.

@@ -91,8 +91,8 @@
 {{- with $pool }}{{ $_ := set $installation "pool" . }}{{ end -}}
 {{- with $forges }}{{ $_ := set $installation "forges" . }}{{ end -}}
 {{- with $values.oidc -}}
-{{- if or .issuer .admins .operators -}}
-{{- $oidc := dict "admins" .admins "operators" .operators -}}
+{{- if or .issuer .admins .operators .readers -}}
+{{- $oidc := dict "admins" .admins "operators" .operators "readers" .readers -}}
 {{- if .issuer -}}
 {{- $_ := set $oidc "issuer" .issuer -}}
 {{- $_ := set $oidc "clientId" (required "oidc.clientId is missing: what the provider calls this farm" .clientId) -}}

@@ -82,6 +82,10 @@ pub async fn create(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct Part {
+    /// Only those that could not be evaluated, or whose build failed, was not tried or was cancelled
+    #[serde(default)]
+    #[param(required = false)]
+    failed: bool,
     /// Where to go on: what `next` of the page before said
     #[param(pattern = r"^[^\x00]*$")]
     after: Option<String>,
@@ -104,7 +108,7 @@ pub async fn get(
     let db = api.db().await;
     let evaluation = shown(known(&db, id).await?);
     let after = part.after.as_deref().unwrap_or_default();
-    let found = evaluations::attributes(&db, id, after, limit + 1).await?;
+    let found = evaluations::attributes(&db, id, after, part.failed, limit + 1).await?;
     let attribute_page = page::cut(found, limit, |attribute| attribute.name.clone(), shown_attribute);
     Ok(Json(EvaluationDetail { evaluation, attribute_page }))
 }
@@ -132,7 +136,7 @@ pub async fn end(db: &Db, id: i64) -> Result<bool, Problem> {
     Ok(ended)
 }
 
-/// Evaluate the same source again, as it is now
+/// Evaluate the same once more: a push at its commit, any other source as it is now
 #[utoipa::path(post, path = "/evals/{id}/re-evaluate", operation_id = "re_evaluate", tag = "evaluations",
     params(("id" = i64, Path, description = "Its number", minimum = 1)),
     responses((status = 201, description = "Another one, queued", body = Evaluation, headers(("Location" = String))), Objections))]
@@ -143,21 +147,7 @@ pub async fn re_evaluate(
 ) -> Result<impl IntoResponse, Problem> {
     acting.on(&api, Target::Evaluation(id)).await?;
     let db = api.db().await;
-    made(&db, repeat(&db, id).await?).await
-}
-
-/// The same once more, as its source is now. Answers its number.
-pub async fn repeat(db: &Db, id: i64) -> Result<i64, Problem> {
-    let old = known(db, id).await?;
-    let request = Request {
-        project: &old.project,
-        source: &old.source,
-        branch: old.branch.as_deref(),
-        commit: None,
-        untrusted: old.untrusted,
-        attrs: &old.attrs,
-    };
-    Ok(evaluations::queue(db, &request).await?)
+    made(&db, evaluations::repeat(&db, id).await?).await
 }
 
 /// Build what failed once more, first in line

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use harmonia_queue::listen::{Channel, Listener, Wake};
 use harmonia_service::api::Event;
+use harmonia_service::secret::Secret;
 use tokio::sync::broadcast;
 use tokio::time::{Instant, sleep_until};
 
@@ -83,8 +84,8 @@ impl Hub {
     }
 
     /// Tells what the database says, for ever.
-    pub async fn listen(&self, direct_url: &str) -> Infallible {
-        let mut listener = Listener::connect(direct_url, &CHANNELS, POLL).await;
+    pub async fn listen(&self, direct_url: &Secret) -> Infallible {
+        let mut listener = Listener::connect(direct_url.clone(), &CHANNELS, POLL).await;
         let mut pending = Pending::default();
         let mut deaf = listener.trouble.is_some();
         let mut due = Instant::now();
@@ -123,7 +124,6 @@ fn meaning(wake: &Wake, deaf: bool) -> Option<Event> {
         Wake::Hint(Channel::Ended | Channel::Ready, _) => Some(Event::Builds),
         Wake::Hint(Channel::Stop, _) => Some(Event::Nodes),
         Wake::Hint(Channel::Evaluation, id) => Some(Event::Evaluation { id: id.parse().ok()? }),
-        Wake::Hint(Channel::Resolve, _) => None,
         Wake::Poll => deaf.then_some(Event::Resync),
     }
 }

@@ -7,13 +7,14 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
-use harmonia_queue::branches::{self, ProjectSource};
+use harmonia_queue::branches::{self, ProjectSource, PullRequests};
 use harmonia_queue::{Db, people, projects};
-use harmonia_service::api::{Changed, GitChange, GitSource, Project, ProjectChange};
+use harmonia_service::api::{Changed, GitChange, GitSource, Project, ProjectChange, Trust};
 use harmonia_service::problem::Problem;
 use harmonia_service::quantity::Span;
 
 use crate::escape::escape;
+use crate::forge::Forges;
 
 use super::ask::{Admin, Body, Name, Reader};
 use super::openapi::{Objections, Refusals};
@@ -49,12 +50,12 @@ pub async fn add(
         .name
         .clone()
         .ok_or_else(|| Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "a project needs a `name`"))?;
-    let project = make(&*api.db().await, &name, &change).await?;
+    let project = make(&*api.db().await, &api.forges, &name, &change).await?;
     Ok((StatusCode::CREATED, [(header::LOCATION, location(&name))], Json(project)))
 }
 
 /// A project that is not there yet.
-pub async fn make(db: &Db, name: &str, change: &ProjectChange) -> Result<Project, Problem> {
+pub async fn make(db: &Db, forges: &Forges, name: &str, change: &ProjectChange) -> Result<Project, Problem> {
     words::name("a project", name)?;
     if projects::get(db, name).await?.is_some() {
         return Err(Problem::conflict(format!(
@@ -62,7 +63,7 @@ pub async fn make(db: &Db, name: &str, change: &ProjectChange) -> Result<Project
         )));
     }
     let source = change.git.as_ref().map(|git| followed(None, git.as_ref())).transpose()?;
-    put(db, changed(people::Project::new(name), change)?, source).await
+    put(db, forges, changed(people::Project::new(name), change)?, source).await
 }
 
 /// Change a project; what is left out stays as it is
@@ -75,11 +76,11 @@ pub async fn change(
     Name(name): Name,
     Body(change): Body<ProjectChange>,
 ) -> Result<Json<Project>, Problem> {
-    Ok(Json(alter(&*api.db().await, &name, &change).await?))
+    Ok(Json(alter(&*api.db().await, &api.forges, &name, &change).await?))
 }
 
 /// What is not said stays.
-pub async fn alter(db: &Db, name: &str, change: &ProjectChange) -> Result<Project, Problem> {
+pub async fn alter(db: &Db, forges: &Forges, name: &str, change: &ProjectChange) -> Result<Project, Problem> {
     if change.name.as_ref().is_some_and(|other| *other != name) {
         return Err(Problem::bad_request("a project keeps its name: make another, and remove this one"));
     }
@@ -100,7 +101,7 @@ pub async fn alter(db: &Db, name: &str, change: &ProjectChange) -> Result<Projec
         }
         None => None,
     };
-    put(db, changed(project, change)?, source).await
+    put(db, forges, changed(project, change)?, source).await
 }
 
 /// Cancel a project's evaluations and hide it; its history stays
@@ -182,16 +183,25 @@ fn followed(
         credential.as_deref().map(words::credential).transpose()?;
         source.credential.clone_from(credential);
     }
+    if let Some(trust) = change.pull_requests {
+        source.pull_requests = match trust {
+            Trust::Collaborators => PullRequests::Collaborators,
+            Trust::All => PullRequests::All,
+            Trust::None => PullRequests::None,
+        };
+    }
     Ok(Some(source))
 }
 
 async fn put(
     db: &Db,
+    forges: &Forges,
     project: people::Project<'_>,
     source: Option<Option<ProjectSource>>,
 ) -> Result<Project, Problem> {
     people::put_project(db, &project).await?;
     if let Some(source) = source {
+        let source = source.map(|source| ProjectSource { forge: forges.keeper(&source.url), ..source });
         branches::put_source(db, project.name, source.as_ref()).await?;
     }
     let source = branches::source(db, project.name).await?;
@@ -214,6 +224,11 @@ fn shown(found: projects::Project, source: Option<(ProjectSource, Option<String>
         poll: Span(source.poll_interval).to_string(),
         attrs: source.attrs,
         credential: source.credential,
+        pull_requests: match source.pull_requests {
+            PullRequests::Collaborators => Trust::Collaborators,
+            PullRequests::All => Trust::All,
+            PullRequests::None => Trust::None,
+        },
         error,
     });
     Project {

@@ -6,9 +6,9 @@ use harmonia_queue::forges::{self, Consent, Follower, Repository, pull_request_r
 use harmonia_service::problem::Problem;
 use harmonia_service::sentence::sentence;
 
-use super::Known;
 use super::call::ForgeError;
 use super::payload::{Event, What};
+use super::{Known, PullRequest};
 
 /// What came of it.
 #[derive(Debug, Default)]
@@ -80,14 +80,15 @@ struct Outside<'a> {
 impl Desk<'_> {
     async fn act_for(&self, follower: &Follower, what: &What) -> Result<Outcome, Problem> {
         match what {
-            What::Pushed { branch, commit } => self.pushed(follower, branch, commit).await,
+            What::Pushed { branch, before, commit } => self.pushed(follower, branch, before, commit).await,
             What::Deleted { branch } => {
                 let cancelled =
-                    forges::end_branch(self.db, follower.id, branch, "the branch was deleted").await?;
+                    forges::end_branch(self.db, follower.id, branch, "the branch was deleted", None).await?;
                 Ok(Outcome::noted(format!("the branch is gone, {cancelled} evaluations were cancelled")))
             }
+            // Its branch is pushed to, which is told too, and maybe later.
             What::Proposed { head, branch, outside: false, .. } => {
-                self.proposed_inside(follower, branch, head).await
+                self.pushed(follower, branch, "", head).await
             }
             What::Proposed { number, head, author, .. } => {
                 let outside = Outside { number: *number, head };
@@ -104,34 +105,39 @@ impl Desk<'_> {
         }
     }
 
-    async fn pushed(&self, follower: &Follower, branch: &str, commit: &str) -> Result<Outcome, Problem> {
-        if follower.branch.as_deref().is_some_and(|only| only != branch) {
-            return Ok(Outcome::ignored("the project builds another branch"));
-        }
-        let push = Push {
-            project: &follower.name,
-            source: &follower.url,
-            branch,
-            commit,
-            untrusted: false,
-            attrs: &follower.attrs,
-            pull_request: None,
-        };
-        Ok(Outcome::evaluated(branches::push(self.db, &push).await?))
-    }
-
-    /// Its branch is pushed to, which is told too, and maybe later. A word about an older head shall not undo a newer push.
-    async fn proposed_inside(
+    /// Webhooks come late, twice and in any order. One that does not go on from the head that we know is a hint: then the forge
+    /// itself says where the branch is.
+    async fn pushed(
         &self,
         follower: &Follower,
         branch: &str,
-        head: &str,
+        before: &str,
+        commit: &str,
     ) -> Result<Outcome, Problem> {
-        match branches::head(self.db, &follower.name, branch).await? {
-            Some(known) if known != head => {
-                Ok(Outcome::ignored("its branch is known to be at another commit"))
+        if follower.branch.as_deref().is_some_and(|only| only != branch) {
+            return Ok(Outcome::ignored("the project builds another branch"));
+        }
+        loop {
+            let known = branches::head(self.db, &follower.name, branch).await?;
+            let head = if known.as_deref().is_none_or(|known| known == before || known == commit) {
+                Some(commit.to_owned())
+            } else {
+                self.known.forge.head(self.repository, branch).await.map_err(away)?
+            };
+            let Some(head) = head else { return Ok(Outcome::ignored("the branch is not there any more")) };
+            let push = Push {
+                project: &follower.name,
+                source: &follower.url,
+                branch,
+                commit: &head,
+                untrusted: false,
+                attrs: &follower.attrs,
+                pull_request: None,
+            };
+            // Else another push of it came meanwhile, and this one may be older.
+            if let Some(evaluation) = branches::push_after(self.db, &push, known.as_deref()).await? {
+                return Ok(Outcome::evaluated(evaluation));
             }
-            _ => self.pushed(follower, branch, head).await,
         }
     }
 
@@ -141,6 +147,12 @@ impl Desk<'_> {
         outside: &Outside<'_>,
         author: &str,
     ) -> Result<Outcome, Problem> {
+        let known = forges::pull_request_head(self.db, follower.id, outside.number).await?;
+        if known.is_some_and(|known| known != outside.head)
+            && self.pull_request(outside.number).await?.head != outside.head
+        {
+            return Ok(Outcome::ignored("another commit is its head by now"));
+        }
         forges::see_pull_request(self.db, follower.id, outside.number, outside.head).await?;
         let allowed = match follower.pull_requests {
             PullRequests::All => true,
@@ -175,11 +187,13 @@ impl Desk<'_> {
             return Ok(Outcome::ignored("whoever asks may not push to the repository"));
         }
         let known = forges::pull_request_head(self.db, follower.id, number).await?;
-        let now = self.known.forge.pull_request(self.repository, number).await.map_err(away)?;
+        let now = self.pull_request(number).await?;
         if !now.open || !now.outside {
             return Ok(Outcome::ignored("it is closed, or built when its branch is pushed to"));
         }
         if known.as_ref().is_some_and(|known| *known != now.head) || !now.head.starts_with(commit) {
+            // Whoever comments again has seen this one.
+            forges::see_pull_request(self.db, follower.id, number, &now.head).await?;
             return Ok(Outcome::ignored(
                 "another commit was pushed meanwhile: look at it, and comment again",
             ));
@@ -208,6 +222,10 @@ impl Desk<'_> {
             pull_request: Some(outside.number),
         };
         Ok(Outcome::evaluated(branches::push(self.db, &push).await?))
+    }
+
+    async fn pull_request(&self, number: i32) -> Result<PullRequest, Problem> {
+        self.known.forge.pull_request(self.repository, number).await.map_err(away)
     }
 
     async fn may_write(&self, person: &str) -> Result<bool, Problem> {

@@ -17,32 +17,33 @@ pub struct Project {
     pub default_branch: String,
 }
 
-/// Whether a permission is enough to push. Whom a forge does not know may not.
-pub fn may_push(answer: Result<Permission, ForgeError>) -> Result<bool, ForgeError> {
+/// What a forge does not know is none.
+pub fn known<T>(answer: Result<T, ForgeError>) -> Result<Option<T>, ForgeError> {
     match answer {
-        Ok(found) => Ok(["owner", "admin", "write"].contains(&found.permission.as_str())),
-        Err(ForgeError::Refused { status: StatusCode::NOT_FOUND, .. }) => Ok(false),
-        Err(error) => Err(error),
+        Err(ForgeError::Refused { status: StatusCode::NOT_FOUND, .. }) => Ok(None),
+        answer => answer.map(Some),
     }
 }
 
-/// A list, page by page from the first on, and whether that is all of it: no more than `most` pages are asked for.
-pub async fn list<T, F>(
-    most: usize,
-    size: usize,
-    page: impl Fn(usize) -> F,
-) -> Result<(Vec<T>, bool), ForgeError>
+/// Whether a permission is enough to push. Whom a forge does not know may not.
+pub fn may_push(answer: Result<Permission, ForgeError>) -> Result<bool, ForgeError> {
+    let found = known(answer)?;
+    Ok(found.is_some_and(|found| ["owner", "admin", "write"].contains(&found.permission.as_str())))
+}
+
+/// A list, page by page from the first on, and whether that is all of it: no more than `most` pages are asked for. Only an empty
+/// page is the end: a forge may be told to give less on a page than it is asked for.
+pub async fn list<T, F>(most: usize, page: impl Fn(usize) -> F) -> Result<(Vec<T>, bool), ForgeError>
 where
     F: Future<Output = Result<Vec<T>, ForgeError>>,
 {
     let mut all = Vec::new();
     for number in 1..=most {
         let found = page(number).await?;
-        let last = found.len() < size;
-        all.extend(found);
-        if last {
+        if found.is_empty() {
             return Ok((all, true));
         }
+        all.extend(found);
     }
     Ok((all, false))
 }
@@ -69,9 +70,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_list_ends_with_a_page_that_is_not_full_or_is_not_whole() {
-        let page = |number: usize| async move { Ok(if number < 3 { vec![number; 2] } else { vec![number] }) };
-        assert_eq!(list(9, 2, page).await.unwrap(), (vec![1, 1, 2, 2, 3], true));
-        assert_eq!(list(2, 2, page).await.unwrap(), (vec![1, 1, 2, 2], false));
+    async fn a_list_ends_with_an_empty_page_or_is_not_whole() {
+        let page = |number: usize| async move { Ok(vec![number; [2, 1, 2, 0][number - 1]]) };
+        assert_eq!(list(9, page).await.unwrap(), (vec![1, 1, 2, 3, 3], true));
+        assert_eq!(list(3, page).await.unwrap(), (vec![1, 1, 2, 3, 3], false));
     }
 }

@@ -35,6 +35,19 @@ pub enum ForgeError {
     /// It wants to be left in peace.
     #[error("the forge asks for patience, for {} s", .0.as_secs())]
     Limited(Duration),
+    /// What was asked about is elsewhere. It is not asked for there: webhooks have the new name, and find no project of that.
+    #[error(
+        "the forge points elsewhere, at {to}: if the repository was renamed or transferred, name it anew in the project"
+    )]
+    Moved {
+        /// Where it is.
+        to: String,
+    },
+    /// It tells only some who may push.
+    #[error(
+        "the forge tells administrators of a repository alone who may push to it: make the user of our token one"
+    )]
+    Discreet,
     /// It will not.
     #[error("the forge answered {status}: {words}")]
     Refused {
@@ -94,9 +107,11 @@ pub async fn send(request: RequestBuilder) -> Result<Vec<u8>, ForgeError> {
     if status.is_success() {
         return Ok(body);
     }
-    Err(match pause(status, &headers, now()) {
-        Some(wait) => ForgeError::Limited(wait),
-        None => ForgeError::Refused { status, words: shortened(&String::from_utf8_lossy(&body)) },
+    let to = headers.get("location").filter(|_| status.is_redirection());
+    Err(match (pause(status, &headers, now()), to) {
+        (Some(wait), _) => ForgeError::Limited(wait),
+        (None, Some(to)) => ForgeError::Moved { to: shortened(&String::from_utf8_lossy(to.as_bytes())) },
+        (None, None) => ForgeError::Refused { status, words: shortened(&String::from_utf8_lossy(&body)) },
     })
 }
 

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::time::Duration;
 
+use harmonia_queue::branches::{self, Push};
 use harmonia_queue::forges::{self, Comparison};
 use harmonia_service::sentence::sentence;
 use thiserror::Error;
@@ -36,8 +37,7 @@ pub async fn run(forges: &Forges) -> Infallible {
         begun = begun || forges::compare_soon(&forges.db, EVERY).await.is_ok();
         while let Ok(Some(due)) = forges::due_comparison(&forges.db, &instances, jittered(EVERY)).await {
             if let Err(error) = compare(forges, &due).await {
-                let (project, error) = (&due.project, sentence(&error));
-                tracing::warn!(project, error, "the heads of its branches could not be compared");
+                note(forges, &due, &error).await;
             }
         }
         if rounds.is_multiple_of(PRUNE) {
@@ -56,17 +56,20 @@ async fn compare(forges: &Forges, due: &Comparison) -> Result<(), CompareError> 
     let Some(known) = forges.of(&due.instance) else { return Ok(()) };
     // Ours first: a push that comes while the forge answers is newer than its answer.
     let ours = forges::heads(&forges.db, due.id).await?;
-    let theirs = match known.forge.heads(&due.repository).await {
-        Err(ForgeError::Limited(wait)) => {
-            forges::pause(&forges.db, &due.instance, wait).await?;
-            return Ok(());
-        }
-        theirs => theirs?,
-    };
+    let theirs = known.forge.heads(&due.repository).await?;
     let Missed { pushed, seen, gone } = missed(due, &ours, &theirs);
     for (branch, commit) in &pushed {
+        let push = Push {
+            project: &due.project,
+            source: &due.url,
+            branch,
+            commit,
+            untrusted: false,
+            attrs: &due.attrs,
+            pull_request: None,
+        };
         let before = ours.get(branch).map(String::as_str);
-        if let Some(evaluation) = forges::push_missed(&forges.db, due, branch, commit, before).await? {
+        if let Some(evaluation) = branches::push_after(&forges.db, &push, before).await? {
             tracing::info!(
                 project = due.project,
                 branch,
@@ -76,11 +79,31 @@ async fn compare(forges: &Forges, due: &Comparison) -> Result<(), CompareError> 
             );
         }
     }
-    for branch in &gone {
-        forges::end_branch(&forges.db, due.id, branch, "the branch was deleted").await?;
+    for (branch, commit) in &gone {
+        // A list comes page by page: one that goes away meanwhile moves another to a page that was read already.
+        if known.forge.head(&due.repository, branch).await?.is_none() {
+            forges::end_branch(&forges.db, due.id, branch, "the branch was deleted", Some(commit)).await?;
+        }
     }
     forges::see_heads(&forges.db, due.id, &seen).await?;
     Ok(forges::compared(&forges.db, due.id).await?)
+}
+
+/// Whoever looks at the project is told; a forge that wants to be left in peace is no news.
+async fn note(forges: &Forges, due: &Comparison, error: &CompareError) {
+    let noted = match error {
+        CompareError::Forge(ForgeError::Limited(wait)) => {
+            forges::pause(&forges.db, &due.instance, *wait).await
+        }
+        error => {
+            let (project, error) = (&due.project, sentence(error));
+            tracing::warn!(project, error, "the heads of its branches could not be compared");
+            forges::not_compared(&forges.db, due.id, &error).await
+        }
+    };
+    if let Err(error) = noted {
+        tracing::debug!(error = sentence(&error), "that is not noted");
+    }
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -89,7 +112,8 @@ struct Missed {
     pushed: Vec<(String, String)>,
     /// Older than the project: to be built when they are pushed to.
     seen: Vec<(String, String)>,
-    gone: Vec<String>,
+    /// As we have them: not named by the forge.
+    gone: Vec<(String, String)>,
 }
 
 /// What nobody told us of. The first time, all is new: then only the branch that matters most is built.
@@ -111,7 +135,8 @@ fn missed(due: &Comparison, ours: &BTreeMap<String, String>, theirs: &Heads) -> 
     // A repository with no branch at all is rather a forge in trouble.
     if theirs.whole && !theirs.branches.is_empty() {
         let there: BTreeSet<&String> = theirs.branches.iter().map(|(branch, _)| branch).collect();
-        missed.gone = ours.keys().filter(|branch| !there.contains(branch)).cloned().collect();
+        let gone = ours.iter().filter(|(branch, _)| !there.contains(branch));
+        missed.gone = gone.map(|(branch, commit)| (branch.clone(), commit.clone())).collect();
     }
     missed
 }
@@ -151,7 +176,7 @@ mod tests {
         let expected = Missed {
             pushed: pairs(&[("next", '4'), ("more", '5')]),
             seen: Vec::new(),
-            gone: vec!["old".to_owned()],
+            gone: pairs(&[("old", '3')]),
         };
         assert_eq!(found(&due(false, None), &ours, &theirs), expected);
     }

@@ -12,8 +12,6 @@ use super::call::Http;
 use super::gitea::Gitea;
 use super::github::{App, GitHub};
 
-/// The only GitHub whose repositories projects can have.
-const GITHUB: &str = "https://github.com";
 const GITHUB_API: &str = "https://api.github.com";
 /// What the provider of `oidc_issuer` is called among those that people sign in with.
 pub const OIDC: &str = "oidc";
@@ -22,6 +20,8 @@ pub const OIDC: &str = "oidc";
 pub struct Configured {
     /// As its webhooks are addressed.
     pub name: String,
+    /// What it is.
+    pub kind: Kind,
     /// As projects have it.
     pub instance: String,
     /// It.
@@ -72,11 +72,15 @@ struct Entry {
     client_secret_file: Option<PathBuf>,
 }
 
-#[derive(Deserialize)]
+/// What a forge is.
+#[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Kind {
+pub enum Kind {
+    /// github.com, or a GitHub of one's own.
     GitHub,
+    /// Gitea,
     Gitea,
+    /// and what became of it.
     Forgejo,
 }
 
@@ -130,11 +134,13 @@ fn configure(entry: Entry) -> Result<Configured, String> {
             };
             let api = url.as_deref().unwrap_or(GITHUB_API).trim_end_matches('/');
             let app = App::new(id, Secret::File(key), http(api)?);
+            let web = web_of(api);
             Ok(Configured {
                 name,
-                instance: GITHUB.to_owned(),
+                kind,
+                instance: web.to_lowercase(),
                 forge: Box::new(GitHub::new(app, secret)),
-                client: client(Door::GitHub { web: web_of(api), api: api.to_owned() }),
+                client: client(Door::GitHub { web, api: api.to_owned() }),
             })
         }
         Kind::Gitea | Kind::Forgejo => {
@@ -147,14 +153,18 @@ fn configure(entry: Entry) -> Result<Configured, String> {
             let instance = url.trim_end_matches('/').to_lowercase();
             let forge = Box::new(Gitea::new(http(&url)?, Secret::File(token), secret));
             let issuer = url.trim_end_matches('/').to_owned();
-            Ok(Configured { name, instance, forge, client: client(Door::OpenId { issuer }) })
+            Ok(Configured { name, kind, instance, forge, client: client(Door::OpenId { issuer }) })
         }
     }
 }
 
-/// Where people are who are asked for by this address. An enterprise's own GitHub has both under one name.
+/// Where people and repositories are that are asked for by this address. GitHub's clouds have a host for it, a server of one's own
+/// a path.
 fn web_of(api: &str) -> String {
-    if api == GITHUB_API { GITHUB.to_owned() } else { api.trim_end_matches("/api/v3").to_owned() }
+    match api.strip_suffix("/api/v3") {
+        Some(web) => web.to_owned(),
+        None => api.replacen("://api.", "://", 1),
+    }
 }
 
 fn address(text: &str) -> Result<Url, String> {
@@ -199,11 +209,19 @@ mod tests {
     }
 
     #[test]
+    fn a_github_of_ones_own_is_not_the_one_that_all_have() {
+        let url = r#""url": "https://Git.example.org/api/v3", "app_id""#;
+        let all = read(&format!("[{}]", HUB.replace("\"app_id\"", url))).unwrap();
+        assert_eq!(all[0].instance, "https://git.example.org");
+    }
+
+    #[test]
     fn people_sign_in_where_the_forge_is() {
         let client = r#""client_id": "us", "client_secret_file": "/c", "#;
         let all = read(&format!("[{}]", HUB.replace("\"app_id\"", &format!("{client}\"app_id\"")))).unwrap();
         let door = &all[0].client.as_ref().unwrap().door;
         assert!(matches!(door, Door::GitHub { web, .. } if web == "https://github.com"));
         assert_eq!(web_of("https://git.example.org/api/v3"), "https://git.example.org");
+        assert_eq!(web_of("https://api.acme.ghe.com"), "https://acme.ghe.com");
     }
 }

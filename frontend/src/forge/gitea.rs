@@ -1,14 +1,14 @@
 //! Gitea and Forgejo, with a token.
 
 use async_trait::async_trait;
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, StatusCode};
 use harmonia_queue::forges::Repository;
 use harmonia_service::secret::{Secret, SecretError};
 use reqwest::{Method, RequestBuilder};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::alike::{Project, list, may_push};
+use super::alike::{Project, known, list, may_push};
 use super::call::{ForgeError, Http, ask, send};
 use super::payload::{self, Event, Unreadable, is_outside};
 use super::words::Status;
@@ -109,7 +109,10 @@ impl Forge for Gitea {
 
     async fn may_write(&self, repository: &Repository, person: &str) -> Result<bool, ForgeError> {
         let path = ["collaborators", person, "permission"];
-        may_push(ask(self.request(Method::GET, repository, &path, &[])?).await)
+        match may_push(ask(self.request(Method::GET, repository, &path, &[])?).await) {
+            Err(ForgeError::Refused { status: StatusCode::FORBIDDEN, .. }) => Err(ForgeError::Discreet),
+            may => may,
+        }
     }
 
     async fn pull_request(&self, repository: &Repository, number: i32) -> Result<PullRequest, ForgeError> {
@@ -119,9 +122,14 @@ impl Forge for Gitea {
         Ok(PullRequest { head: head.sha, open: state == "open", outside })
     }
 
+    async fn head(&self, repository: &Repository, branch: &str) -> Result<Option<String>, ForgeError> {
+        let request = self.request(Method::GET, repository, &["branches", branch], &[])?;
+        Ok(known(ask::<Branch>(request).await)?.map(|branch| branch.commit.id))
+    }
+
     async fn heads(&self, repository: &Repository) -> Result<Heads, ForgeError> {
         let Project { default_branch } = ask(self.request(Method::GET, repository, &[], &[])?).await?;
-        let (branches, whole) = list(PAGES, PAGE, |page| self.branches(repository, page)).await?;
+        let (branches, whole) = list(PAGES, |page| self.branches(repository, page)).await?;
         Ok(Heads { default: default_branch, branches, whole })
     }
 }

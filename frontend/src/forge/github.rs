@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 pub use app::App;
 
-use super::alike::{Project, list, may_push};
+use super::alike::{Project, known, list, may_push};
 use super::call::{ForgeError, ask, send};
 use super::gitea::word;
 use super::payload::{self, Event, Unreadable, is_outside};
@@ -23,7 +23,7 @@ const PAGE: usize = 100;
 /// More branches than this are not looked at.
 const PAGES: usize = 50;
 
-/// github.com.
+/// github.com, or a GitHub of one's own.
 pub struct GitHub {
     app: App,
     webhook_secret: Secret,
@@ -129,9 +129,18 @@ impl Forge for GitHub {
         Ok(PullRequest { head: head.sha, open: state == "open", outside })
     }
 
+    async fn head(&self, repository: &Repository, branch: &str) -> Result<Option<String>, ForgeError> {
+        let request = self.request(Method::GET, repository, &["branches", branch], &[]).await?;
+        match known(ask::<Branch>(request).await) {
+            // It was renamed.
+            Err(ForgeError::Moved { .. }) => Ok(None),
+            found => Ok(found?.map(|branch| branch.commit.sha)),
+        }
+    }
+
     async fn heads(&self, repository: &Repository) -> Result<Heads, ForgeError> {
         let Project { default_branch } = ask(self.request(Method::GET, repository, &[], &[]).await?).await?;
-        let (branches, whole) = list(PAGES, PAGE, |page| self.branches(repository, page)).await?;
+        let (branches, whole) = list(PAGES, |page| self.branches(repository, page)).await?;
         Ok(Heads { default: default_branch, branches, whole })
     }
 }

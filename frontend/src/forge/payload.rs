@@ -20,6 +20,8 @@ pub enum What {
     Pushed {
         /// The branch.
         branch: String,
+        /// Where it was before; zeros: it was not there.
+        before: String,
         /// The commit.
         commit: String,
     },
@@ -81,6 +83,7 @@ struct Payload {
     #[serde(rename = "ref")]
     reference: Option<String>,
     ref_type: Option<String>,
+    before: Option<String>,
     after: Option<String>,
     deleted: Option<bool>,
     pull_request: Option<Proposal>,
@@ -165,7 +168,7 @@ fn pushed(payload: &Payload) -> Result<What, Unreadable> {
     if payload.deleted == Some(true) || after.bytes().all(|byte| byte == b'0') {
         return Ok(What::Deleted { branch });
     }
-    Ok(What::Pushed { branch, commit: commit(after)? })
+    Ok(What::Pushed { branch, before: payload.before.clone().unwrap_or_default(), commit: commit(after)? })
 }
 
 /// GitHub says it by a push too; this is how Gitea does.
@@ -270,7 +273,7 @@ mod tests {
     }
 
     fn push(reference: &str, after: &str) -> Result<What, Unreadable> {
-        read("push", json!({"ref": reference, "after": after}))
+        read("push", json!({"ref": reference, "before": "0", "after": after}))
     }
 
     fn proposal(action: &str, head: Value) -> What {
@@ -288,8 +291,8 @@ mod tests {
 
     #[test]
     fn a_push_is_of_a_branch() {
-        let (branch, commit) = ("a/<script>".to_owned(), COMMIT.to_owned());
-        assert_eq!(push("refs/heads/a/<script>", COMMIT).unwrap(), What::Pushed { branch, commit });
+        let (branch, before, commit) = ("a/<script>".to_owned(), "0".to_owned(), COMMIT.to_owned());
+        assert_eq!(push("refs/heads/a/<script>", COMMIT).unwrap(), What::Pushed { branch, before, commit });
         assert_eq!(push("refs/tags/v1", COMMIT).unwrap(), What::Nothing);
     }
 

@@ -23,7 +23,7 @@ const EVERY: Duration = Duration::from_secs(1);
 const DEBOUNCE: Duration = Duration::from_secs(5);
 /// All that is said of a commit under one lease; two answers fit in. The lease is 60 s long.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// What failed may be mended by the evaluation of another commit, and nobody tells.
+/// What failed may be mended by the evaluation of another commit, and nobody tells. After a day hardly anybody waits for that.
 const FAILED: Duration = Duration::from_secs(600);
 /// The longest pause after failures.
 const LONGEST: Duration = Duration::from_secs(3600);
@@ -109,8 +109,8 @@ async fn tell(forges: &Forges, known: &Known, report: &Report) -> Result<Option<
     tell_both(forges, known, report, both, &format!("{}/evals/{id}", forges.url)).await?;
     Ok(match is_over(&evaluation) {
         None => Some(DEBOUNCE),
-        Some(false) => Some(FAILED),
-        Some(true) => None,
+        Some(false) if !report.is_old => Some(FAILED),
+        Some(_) => None,
     })
 }
 

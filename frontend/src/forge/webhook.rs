@@ -1,18 +1,20 @@
 //! `POST /webhook/{forge}`: whether a forge itself sent it, whether it is new, and what it says.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, Path, State};
+use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
+use futures::StreamExt;
 use harmonia_queue::forges;
 use harmonia_service::problem::Problem;
 use harmonia_service::sentence::sentence;
 use serde::Serialize;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::timeout;
 
 use super::act::{Outcome, act};
 use super::{Forges, Known};
@@ -20,7 +22,13 @@ use super::{Forges, Known};
 /// The longest body. GitHub names up to 2,048 commits of a push, at a kilobyte or two each. What is longer is found by
 /// comparing heads.
 const LONGEST: usize = 4 << 20;
-/// Webhooks at once: the others wait. So much memory they may take, times the longest.
+/// Bytes of bodies in memory, of all together. What has not come yet takes none, so that requests that never end keep nobody out.
+const ROOM: usize = 16 * LONGEST;
+/// How long a body may take to come: forges themselves give up after 5 to 10 s,
+const READ: Duration = Duration::from_secs(10);
+/// and how long one waits for its turn.
+const WAIT: Duration = Duration::from_secs(4);
+/// Webhooks that are dealt with at once: the others wait. Only what is signed has a turn.
 pub const AT_ONCE: usize = 8;
 /// The longest name of a delivery.
 const NAME: usize = 150;
@@ -28,6 +36,7 @@ const NAME: usize = 150;
 #[derive(Clone)]
 struct Desk {
     forges: Arc<Forges>,
+    room: Arc<Semaphore>,
     turns: Arc<Semaphore>,
 }
 
@@ -40,23 +49,22 @@ struct Answer {
 
 /// The one page.
 pub fn routes(forges: Arc<Forges>) -> Router {
-    let desk = Desk { forges, turns: Arc::new(Semaphore::new(AT_ONCE)) };
-    let limit = DefaultBodyLimit::max(LONGEST);
-    Router::new().route("/webhook/{forge}", post(receive)).layer(limit).with_state(desk)
+    let seats = |most| Arc::new(Semaphore::new(most));
+    let desk = Desk { forges, room: seats(ROOM), turns: seats(AT_ONCE) };
+    Router::new().route("/webhook/{forge}", post(receive)).with_state(desk)
 }
 
 async fn receive(
     State(desk): State<Desk>,
     Path(name): Path<String>,
     headers: HeaderMap,
-    request: axum::extract::Request,
+    request: Request,
 ) -> Response {
     let Some(known) = desk.forges.known.get(&name) else {
         let sentence = "there is no forge of this name: the setting forges names those that there are";
         return Problem::not_found(sentence).into_response();
     };
-    let _turn = desk.turns.acquire().await;
-    let taken = take(&desk.forges, known, &headers, request).await;
+    let taken = take(&desk, known, &headers, request).await;
     let outcome = match &taken {
         Ok((outcome, _)) => outcome,
         Err(_) => "refused",
@@ -73,12 +81,17 @@ async fn receive(
 }
 
 async fn take(
-    forges: &Forges,
+    desk: &Desk,
     known: &Known,
     headers: &HeaderMap,
-    request: axum::extract::Request,
+    request: Request,
 ) -> Result<(&'static str, Outcome), Problem> {
-    let body = body(request).await?;
+    let (body, _room) = timeout(READ, read(&desk.room, request)).await.map_err(|_| {
+        Problem::new(
+            StatusCode::REQUEST_TIMEOUT,
+            format!("the body did not come within {} s", READ.as_secs()),
+        )
+    })??;
     let signed = known.forge.verify(headers, &body).map_err(|error| {
         tracing::error!(forge = known.name, error = sentence(&error), "webhooks cannot be checked");
         Problem::unavailable("the signature cannot be checked: the log of the frontend says why")
@@ -88,6 +101,8 @@ async fn take(
             "the signature does not fit: give the forge the secret that we have",
         ));
     }
+    let _turn = timeout(WAIT, desk.turns.acquire()).await.map_err(|_| crowded())?;
+    let forges = &desk.forges;
     let keys = keys(known, headers, &body);
     if forges::delivered(&forges.db, &known.name, &keys).await? {
         return Ok(("seen", Outcome::ignored("this delivery was dealt with before")));
@@ -99,17 +114,32 @@ async fn take(
     Ok((if outcome.accepted() { "accepted" } else { "ignored" }, outcome))
 }
 
-async fn body(request: axum::extract::Request) -> Result<Bytes, Problem> {
-    use axum::extract::FromRequest;
+/// The whole body, and the room that it takes.
+async fn read(room: &Semaphore, request: Request) -> Result<(Vec<u8>, Option<SemaphorePermit<'_>>), Problem> {
     let kind = request.headers().get("content-type").and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     if !kind.starts_with("application/json") {
         let sentence = "choose application/json as the content type of the webhook";
         return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, sentence));
     }
-    Bytes::from_request(request, &()).await.map_err(|error| match error.status() {
-        StatusCode::PAYLOAD_TOO_LARGE => Problem::new(error.status(), "the body is longer than 4 MiB"),
-        status => Problem::new(status, error.body_text()),
-    })
+    let (mut body, mut taken) = (Vec::new(), None::<SemaphorePermit>);
+    let mut chunks = request.into_body().into_data_stream();
+    while let Some(chunk) = chunks.next().await {
+        let chunk = chunk.map_err(|error| Problem::bad_request(format!("the body broke off: {error}")))?;
+        if body.len() + chunk.len() > LONGEST {
+            return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "the body is longer than 4 MiB"));
+        }
+        let more = room.try_acquire_many(chunk.len() as u32).map_err(|_| crowded())?;
+        match &mut taken {
+            Some(taken) => taken.merge(more),
+            None => taken = Some(more),
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok((body, taken))
+}
+
+fn crowded() -> Problem {
+    Problem::unavailable("too many webhooks come at once; deliver this again")
 }
 
 /// By what a delivery is known. Its name is not signed, so that whoever heard it once could send it under another: its body

@@ -10,7 +10,7 @@ use super::Web;
 use super::ask::Numbered;
 use super::frame::Trouble;
 use super::visitor::{LOOK, OPERATE, Ordered};
-use crate::api::{DRAINED_BY_HAND, end_evaluation, known_build, node_number, repeat_evaluation};
+use crate::api::{DRAINED_BY_HAND, end_evaluation, known_build, node_number};
 use crate::member::Target;
 
 type Done = Result<Redirect, Trouble>;
@@ -47,7 +47,7 @@ pub async fn cancel_evaluation(
 /// Begins the same once more, and shows that one.
 pub async fn re_evaluate(State(web): State<Arc<Web>>, Numbered(id): Numbered, Ordered(sent): Signed) -> Done {
     web.require(&sent.visitor, Target::Evaluation(id)).await?;
-    let another = repeat_evaluation(&*web.db().await, id).await?;
+    let another = evaluations::repeat(&*web.db().await, id).await?;
     web.back(&format!("/evals/{another}"))
 }
 

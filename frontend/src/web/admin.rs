@@ -147,8 +147,8 @@ pub async fn put_project(State(web): State<Arc<Web>>, Ordered(sent): Admin) -> R
     };
     let db = web.db().await;
     match sent.get("new") {
-        Some(_) => make_project(&db, name, &change).await?,
-        None => alter_project(&db, name, &change).await?,
+        Some(_) => make_project(&db, &web.forges, name, &change).await?,
+        None => alter_project(&db, &web.forges, name, &change).await?,
     };
     web.changed();
     Ok(Redirect::to("/admin"))

@@ -6,6 +6,24 @@ use maud::{Markup, PreEscaped, Render, html};
 /// More of a line is not shown; the plain log has it.
 const LONGEST: usize = 8 << 10;
 
+/// What is shown of a line, and how many bytes of it are not. Of a page of lines that never end this is what is in memory.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Line {
+    pub text: String,
+    pub more: usize,
+}
+
+impl Line {
+    /// Without its end, and without what a terminal would have overwritten.
+    pub fn of(bytes: &[u8]) -> Self {
+        let text = String::from_utf8_lossy(bytes);
+        let text = text.strip_suffix('\r').unwrap_or(&text);
+        let text = text.rsplit('\r').next().unwrap_or(text);
+        let end = text.floor_char_boundary(LONGEST);
+        Self { text: text[..end].to_owned(), more: text.len() - end }
+    }
+}
+
 /// Knows which colours are on, from line to line.
 #[derive(Debug, Clone, Default)]
 pub struct Painter {
@@ -24,13 +42,9 @@ struct Style {
 }
 
 impl Painter {
-    /// One line, without its end. A sequence that a line leaves open swallows nothing of the next one.
-    pub fn line(&mut self, text: &str) -> Markup {
-        // What a terminal would have overwritten.
-        let text = text.strip_suffix('\r').unwrap_or(text);
-        let text = text.rsplit('\r').next().unwrap_or(text);
-        let end = text.floor_char_boundary(LONGEST);
-        let shown = Filter::new(true).pass(&text[..end]);
+    /// One line. A sequence that a line leaves open swallows nothing of the next one.
+    pub fn line(&mut self, line: &Line) -> Markup {
+        let shown = Filter::new(true).pass(&line.text);
         let mut html = String::with_capacity(shown.len() + 32);
         let mut rest = shown.as_str();
         while let Some(at) = rest.find('\u{1b}') {
@@ -43,8 +57,8 @@ impl Painter {
             rest = after;
         }
         self.piece(rest, &mut html);
-        if end < text.len() {
-            let more = html! { span.cut { "… " (text.len() - end) " bytes more" } };
+        if line.more > 0 {
+            let more = html! { span.cut { "… " (line.more) " bytes more" } };
             html.push_str(&more.into_string());
         }
         PreEscaped(html)
@@ -117,7 +131,7 @@ mod tests {
     use super::*;
 
     fn line(text: &str) -> String {
-        Painter::default().line(text).into_string()
+        Painter::default().line(&Line::of(text.as_bytes())).into_string()
     }
 
     #[test]
@@ -130,16 +144,19 @@ mod tests {
     #[test]
     fn a_colour_lasts_until_it_is_taken_back() {
         let mut painter = Painter::default();
-        painter.line("\u{1b}[32mone");
-        assert_eq!(painter.line("two\u{1b}[39m").into_string(), "<span class=\"f2\">two</span>");
-        assert_eq!(painter.line("three").into_string(), "three");
+        painter.line(&Line::of("\u{1b}[32mone".as_bytes()));
+        assert_eq!(
+            painter.line(&Line::of("two\u{1b}[39m".as_bytes())).into_string(),
+            "<span class=\"f2\">two</span>"
+        );
+        assert_eq!(painter.line(&Line::of("three".as_bytes())).into_string(), "three");
     }
 
     #[test]
     fn nothing_is_hidden_from_the_next_line() {
         let mut painter = Painter::default();
-        painter.line("\u{1b}]0;a title that never ends");
-        assert_eq!(painter.line("seen").into_string(), "seen");
+        painter.line(&Line::of("\u{1b}]0;a title that never ends".as_bytes()));
+        assert_eq!(painter.line(&Line::of("seen".as_bytes())).into_string(), "seen");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use maud::{Markup, html};
 use serde::Deserialize;
 
 use super::Web;
-use super::ansi::Painter;
+use super::ansi::{Line, Painter};
 use super::ask::{Asked, Numbered};
 use super::frame::{Page, Trouble};
 use super::parts::{badge, number};
@@ -45,7 +45,7 @@ pub enum Part {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Window {
     /// Lines and their numbers.
-    pub lines: Vec<(u64, String)>,
+    pub lines: Vec<(u64, Line)>,
     /// How many lines there are, as far as they were read.
     pub all: u64,
     /// There are further lines like these.
@@ -66,7 +66,7 @@ pub async fn window(mut plain: Plain, part: &Part) -> Window {
 struct Reader {
     part: Part,
     held: Vec<u8>,
-    kept: VecDeque<(u64, String)>,
+    kept: VecDeque<(u64, Line)>,
     all: u64,
     more: bool,
 }
@@ -117,7 +117,7 @@ impl Reader {
                 Part::From(_) | Part::With(_) => return false,
             }
         }
-        self.kept.push_back((self.all, String::from_utf8_lossy(&self.held).into_owned()));
+        self.kept.push_back((self.all, Line::of(&self.held)));
         self.held.clear();
         true
     }
@@ -270,7 +270,7 @@ mod tests {
         for size in 1..9 {
             let window = read(b"one\ntwo\n\nfour", size, Part::End(3));
             assert_eq!(numbers(&window), [2, 3, 4], "{size}");
-            assert_eq!((window.lines[2].1.as_str(), window.all, window.more), ("four", 4, true));
+            assert_eq!((window.lines[2].1.text.as_str(), window.all, window.more), ("four", 4, true));
         }
     }
 
@@ -294,8 +294,9 @@ mod tests {
 
     #[test]
     fn a_line_without_an_end_takes_no_memory() {
-        let window = read(&vec![b'x'; 10 << 20], 64 << 10, Part::End(5));
-        assert!(window.lines.iter().all(|(_, line)| line.len() <= 2 * LONGEST));
+        // No byte of it is text: each would be three.
+        let window = read(&vec![0xff; 10 << 20], 64 << 10, Part::End(5));
+        assert!(window.lines.iter().all(|(_, line)| line.text.capacity() <= 8 << 10 && line.more > LONGEST));
         assert_eq!(window.lines.len(), 5);
     }
 }

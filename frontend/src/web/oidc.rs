@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use harmonia_queue::people::Scope;
 use harmonia_service::problem::Problem;
 use harmonia_service::settings::{Settings, SettingsError};
 use reqwest::Client;
@@ -227,18 +228,18 @@ fn check(claims: &Claims, issuer: &str, client: &str, nonce: &str, now: u64) -> 
     }
 }
 
-/// Known by the subject, or by an address that the provider has checked.
+/// Known by the subject, or by an address that the provider has checked. Whoever it signs in may look, unless it is said who may.
 fn somebody(claims: Claims, people: &People) -> Somebody {
     let Claims { sub, email, email_verified, preferred_username, .. } = claims;
     let checked = email.as_deref().filter(|_| email_verified);
-    let scope = people.scope(&[&[sub.as_str()], checked.as_slice()].concat());
+    let listed = people.scope(&[&[sub.as_str()], checked.as_slice()].concat());
+    let scope = listed.or(people.readers.is_empty().then_some(Scope::Read));
     Somebody { name: email.or(preferred_username).unwrap_or(sub), scope, member: None }
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use harmonia_queue::people::Scope;
     use ring::rand::SystemRandom;
     use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair};
     use serde_json::json;
@@ -317,13 +318,14 @@ mod tests {
 
     #[test]
     fn an_address_that_nobody_checked_makes_no_admin() {
-        let people = People { admins: vec!["ada@x".to_owned()], operators: vec!["7".to_owned()] };
+        let (admins, operators) = (vec!["ada@x".to_owned()], vec!["7".to_owned()]);
+        let people = People { admins, operators, ..People::default() };
         let mut claims: Claims = serde_json::from_value(claims()).unwrap();
         let scope = |claims: &Claims| somebody(claims.clone(), &people).scope;
-        assert_eq!(scope(&claims), Scope::Admin);
+        assert_eq!(scope(&claims), Some(Scope::Admin));
         claims.email_verified = false;
-        assert_eq!(scope(&claims), Scope::Operate);
+        assert_eq!(scope(&claims), Some(Scope::Operate));
         claims.sub = "8".to_owned();
-        assert_eq!(scope(&claims), Scope::Read);
+        assert_eq!(scope(&claims), Some(Scope::Read));
     }
 }

@@ -28,8 +28,8 @@ const LONGEST: usize = 256 << 10;
 pub struct Somebody {
     /// What to call them.
     pub name: String,
-    /// What they may do.
-    pub scope: Scope,
+    /// What they may do, as far as they are listed.
+    pub scope: Option<Scope>,
     /// Who they are at a forge.
     pub member: Option<Member>,
 }
@@ -124,11 +124,12 @@ impl Home {
     }
 }
 
-/// Who may do more than look.
+/// Who may do everything, start and stop, or look.
 #[derive(Debug, Clone, Default)]
 pub struct People {
     pub admins: Vec<String>,
     pub operators: Vec<String>,
+    pub readers: Vec<String>,
 }
 
 impl People {
@@ -137,19 +138,29 @@ impl People {
             let words = settings.get(name).unwrap_or_default().split(',').map(str::trim);
             words.filter(|word| !word.is_empty()).map(str::to_owned).collect()
         };
-        Self { admins: list("admins"), operators: list("operators") }
+        Self { admins: list("admins"), operators: list("operators"), readers: list("readers") }
     }
 
-    /// What somebody may do who has these names.
-    pub fn scope(&self, names: &[&str]) -> Scope {
+    /// What somebody may do who has these names. None: they are not listed.
+    pub fn scope(&self, names: &[&str]) -> Option<Scope> {
         let is_in = |list: &[String]| list.iter().any(|name| names.contains(&name.as_str()));
         if is_in(&self.admins) {
-            Scope::Admin
+            Some(Scope::Admin)
         } else if is_in(&self.operators) {
-            Scope::Operate
+            Some(Scope::Operate)
         } else {
-            Scope::Read
+            let reads = |word: &String| names.iter().any(|name| fits(word, name));
+            self.readers.iter().any(reads).then_some(Scope::Read)
         }
+    }
+}
+
+/// `code:*` is everybody of that forge, `*@example.org` whoever has an address there.
+fn fits(word: &str, name: &str) -> bool {
+    match (word.strip_suffix(":*"), word.strip_prefix("*@")) {
+        (Some(forge), _) => name.split_once(':').is_some_and(|(of, _)| of == forge),
+        (None, Some(domain)) => name.rsplit_once('@').is_some_and(|(_, of)| of.eq_ignore_ascii_case(domain)),
+        (None, None) => word == name,
     }
 }
 
@@ -253,9 +264,29 @@ mod tests {
 
     #[test]
     fn the_same_name_at_another_forge_is_somebody_else() {
-        let people = People { admins: vec!["code:ada".to_owned()], operators: vec!["ada".to_owned()] };
+        let (admins, operators) = (vec!["code:ada".to_owned()], vec!["ada".to_owned()]);
+        let people = People { admins, operators, ..People::default() };
         let home = |forge: &str| Home { forge: forge.to_owned(), instance: String::new() };
-        assert_eq!(home("code").somebody("ada".to_owned(), &people).scope, Scope::Admin);
-        assert_eq!(home("github").somebody("ada".to_owned(), &people).scope, Scope::Read);
+        assert_eq!(home("code").somebody("ada".to_owned(), &people).scope, Some(Scope::Admin));
+        assert_eq!(home("github").somebody("ada".to_owned(), &people).scope, None);
+    }
+
+    #[test]
+    fn readers_are_listed_one_by_one_or_all_of_a_forge_or_of_a_domain() {
+        let readers = ["code:*", "github:ada", "*@example.org"].map(str::to_owned).to_vec();
+        let people = People { readers, ..People::default() };
+        for name in ["code:eve", "github:ada", "bob@Example.org"] {
+            assert_eq!(people.scope(&[name]), Some(Scope::Read), "{name}");
+        }
+        for name in [
+            "code",
+            "decode:eve",
+            "github:eve",
+            "bob@evil-example.org",
+            "bob@example.org.evil",
+            "example.org",
+        ] {
+            assert_eq!(people.scope(&[name]), None, "{name}");
+        }
     }
 }

@@ -6,7 +6,8 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{AppendHeaders, IntoResponse, Redirect, Response};
-use harmonia_queue::pages;
+use harmonia_queue::people::Scope;
+use harmonia_queue::{forges, pages};
 use harmonia_service::problem::Problem;
 use maud::html;
 use serde::Deserialize;
@@ -18,11 +19,15 @@ use super::provider::{Attempt, Provider, Somebody};
 use super::session::{LIFETIME, Session, cookie, cookie_name, find_cookie};
 use super::visitor::{LOOK, Ordered, Sent, Visitor};
 use crate::escape::escape;
+use crate::forge::Member;
+use crate::member::may_push_to_any;
 
 /// What waits for a provider's answer.
 const PENDING: &str = "harmonia-ci-pending";
 /// How long.
 const PATIENCE: Duration = Duration::from_secs(600);
+/// So many repositories a forge is asked about whoever signs in with it and is not listed.
+const ASKED: i64 = 100;
 /// The longest secret worth a question.
 const LONGEST: usize = 256;
 
@@ -42,6 +47,20 @@ impl Web {
             (header::SET_COOKIE, cookie(PENDING, "", secure, Duration::ZERO)),
         ];
         Ok((AppendHeaders(cookies), Redirect::to(local(to))).into_response())
+    }
+
+    /// What somebody may do who is listed nowhere.
+    async fn unlisted(&self, member: Option<&Member>) -> Result<Option<Scope>, Problem> {
+        let looks = self.admission.is_open()
+            || match member {
+                Some(member) => {
+                    let repositories =
+                        forges::repositories(&*self.db().await, &member.instance, ASKED).await?;
+                    may_push_to_any(&self.forges, member, &repositories).await?
+                }
+                None => false,
+            };
+        Ok(looks.then_some(Scope::Read))
     }
 
     fn provider(&self, name: &str) -> Result<&Provider, Problem> {
@@ -172,6 +191,17 @@ pub async fn from_provider(
         return Err(refused("this answer belongs to another sign-in: begin again".to_owned()));
     }
     let Somebody { name, scope, member } = provider.redeem(&attempt, &code).await?;
+    let scope = match scope {
+        Some(scope) => Some(scope),
+        None => web.unlisted(member.as_ref()).await?,
+    };
+    let Some(scope) = scope else {
+        return Err(refused(format!(
+            "{} says that you are {name}, who is not listed here and may push to no repository that is built here: \
+             ask whoever keeps this farm to add you to `readers`",
+            provider.name()
+        )));
+    };
     web.let_in(&Session::new(&name, None, scope).of(member), &attempt.to).await
 }
 

@@ -16,7 +16,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::broadcast::{Receiver, Sender};
 
 use super::Web;
-use super::ansi::Painter;
+use super::ansi::{Line, Painter};
 use super::ask::Numbered;
 use super::frame::Trouble;
 use super::log::line;
@@ -26,8 +26,10 @@ use crate::api::known_build;
 /// How often the database is asked. A builder sends what was printed every two seconds, and half a second more is what a reader
 /// should wait at most.
 const LOOK: Duration = Duration::from_millis(400);
-/// Lines that are kept for whoever comes later.
+/// Lines that are kept for whoever comes later,
 const KEPT: usize = 2000;
+/// and bytes of them, at most: more than that many lines of any log that a person would read.
+const ROOM: usize = 4 << 20;
 /// Messages that may wait for a slow reader, who is then sent everything once more.
 const AHEAD: usize = 16;
 /// A line that does not end is shown in pieces.
@@ -62,6 +64,8 @@ struct Seen {
     painter: Painter,
     held: Vec<u8>,
     lines: VecDeque<String>,
+    /// Bytes of `lines`.
+    size: usize,
 }
 
 impl Seen {
@@ -91,8 +95,13 @@ impl Seen {
             self.line(&mut fresh);
         }
         let html = fresh.concat();
+        self.size += html.len();
         self.lines.extend(fresh);
-        self.lines.drain(..self.lines.len().saturating_sub(KEPT));
+        while (self.lines.len() > KEPT || self.size > ROOM)
+            && let Some(oldest) = self.lines.pop_front()
+        {
+            self.size -= oldest.len();
+        }
         html
     }
 
@@ -109,8 +118,7 @@ impl Seen {
     }
 
     fn line(&mut self, fresh: &mut Vec<String>) {
-        let text = String::from_utf8_lossy(&self.held);
-        fresh.push(line(self.number, self.painter.line(&text)).into_string());
+        fresh.push(line(self.number, self.painter.line(&Line::of(&self.held))).into_string());
         self.number = self.number.map(|number| number + 1);
         self.held.clear();
     }
@@ -281,6 +289,16 @@ mod tests {
             "{second}"
         );
         assert!(seen.take(&[], true).contains("&lt;b&gt;"));
+    }
+
+    #[test]
+    fn what_is_kept_for_later_is_bounded_however_long_the_lines() {
+        let mut seen = Seen::begin(1);
+        let line = [&[b'<'; 10_000][..], b"\n"].concat();
+        for n in 0..1000 {
+            seen.take(&[piece(n * line.len() as i64, &line)], false);
+        }
+        assert!(seen.lines.iter().map(String::len).sum::<usize>() <= ROOM && seen.lines.len() > 10);
     }
 
     #[test]

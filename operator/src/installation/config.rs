@@ -165,9 +165,12 @@ pub struct Oidc {
     /// Subjects or addresses, of a forge FORGE:LOGIN, of those who may do everything,
     #[serde(default)]
     pub admins: Vec<String>,
-    /// and of those who may start and stop builds.
+    /// of those who may start and stop builds,
     #[serde(default)]
     pub operators: Vec<String>,
+    /// and of those who may look.
+    #[serde(default)]
+    pub readers: Vec<String>,
 }
 
 /// The first token.

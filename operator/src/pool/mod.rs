@@ -206,16 +206,10 @@ async fn follow(pools: &Pools, stores: Vec<(Scope, Store<DeserializeGuard<Builde
 
 /// Asks for the numbers whenever something became ready.
 async fn heed(pools: &Pools) {
+    let mut listener = Listener::connect(pools.context.database.direct(), &[Channel::Ready], SOON).await;
     loop {
-        let Ok(url) = pools.context.database.direct_url() else {
-            tokio::time::sleep(SOON).await;
-            continue;
-        };
-        let mut listener = Listener::connect(&url, &[Channel::Ready], SOON).await;
-        while pools.context.database.direct_url().is_ok_and(|now| now == url) {
-            if let Wake::Hint(..) = listener.next().await {
-                pools.hurry.notify_one();
-            }
+        if let Wake::Hint(..) = listener.next().await {
+            pools.hurry.notify_one();
         }
     }
 }

@@ -2,16 +2,19 @@
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use harmonia_queue::Db;
 use harmonia_queue::mirror::{self, Demand, PoolCounts};
 use harmonia_queue::nodes::{self, Node};
 use harmonia_service::sentence::sentence;
+use rand::RngExt;
 
 use crate::context::Context;
 use crate::standing::Standing;
 
 use super::scale::{Capacity, SCALE_IN, share};
+use super::update_status::CALM;
 use super::{KIND, database};
 
 /// Whether the database answers.
@@ -35,17 +38,20 @@ pub struct Figures {
     pub builders: Vec<Node>,
     /// Builds that wait and count for this pool, see [`share`].
     pub waiting: i64,
+    /// When the pool is to hear of what it could take.
+    due: Option<Instant>,
 }
 
 impl Figures {
-    /// Whether nothing has changed on which anything depends. Who is about to go is looked at each time: it may take too long.
+    /// Whether nothing has changed that is more than to be shown. Who is about to go is looked at each time: it may take too long.
     fn same(&self, other: &Self) -> bool {
         fn word(builder: &Node) -> (i32, i64, i64, bool, i32, Vec<&str>) {
             let Node { id, building, uploading, seen, slots, drains, .. } = builder;
             let reasons = drains.iter().map(|drain| drain.reason.as_str()).collect();
             (*id, *building, *uploading, seen.is_some(), *slots, reasons)
         }
-        self.counts == other.counts
+        let counts = PoolCounts { queued: self.counts.queued, ..other.counts.clone() };
+        self.counts == counts
             && self.waiting == other.waiting
             && self.builders.iter().map(word).eq(other.builders.iter().map(word))
             && !self.builders.iter().any(|builder| builder.drains_for(SCALE_IN).is_some())
@@ -106,8 +112,8 @@ impl Numbers {
         let mut state = self.lock();
         let (reach, known) = &mut *state;
         match answer {
-            Ok(figures) => {
-                for name in changed(known, &figures) {
+            Ok(mut figures) => {
+                for name in news(known, &mut figures, Instant::now()) {
                     if let Some((namespace, name)) = name.split_once('/') {
                         context.caches.touch(KIND, namespace, name);
                     }
@@ -153,6 +159,7 @@ fn figures(census: Census, capacity: impl Fn(&str, &[Node]) -> Capacity) -> Hash
         let figures = Figures {
             builders: builders.remove(&counts.name).unwrap_or_default(),
             waiting: shares.get(&counts.name).copied().unwrap_or(0),
+            due: None,
             counts,
         };
         (figures.counts.name.clone(), figures)
@@ -160,16 +167,26 @@ fn figures(census: Census, capacity: impl Fn(&str, &[Node]) -> Capacity) -> Hash
     counts.into_iter().map(figure).collect()
 }
 
-/// Pools whose figures are others than before.
-fn changed<'a>(
-    before: &'a HashMap<String, Figures>,
-    now: &'a HashMap<String, Figures>,
-) -> impl Iterator<Item = &'a str> {
-    let gone = before.keys().filter(|name| !now.contains_key(*name));
-    let other =
-        |(name, figures): &(&String, &Figures)| !before.get(*name).is_some_and(|before| before.same(figures));
-    let moved = now.iter().filter(other).map(|(name, _)| name);
-    gone.chain(moved).map(String::as_str)
+/// Pools that hear of their figures now. A build that becomes ready counts for one pool and could be taken by many: that one hears
+/// of it at once, and does not wait for the others, each of which hears at a moment of its own.
+fn news(
+    before: &HashMap<String, Figures>,
+    figures: &mut HashMap<String, Figures>,
+    now: Instant,
+) -> Vec<String> {
+    let gone = before.keys().filter(|name| !figures.contains_key(*name)).cloned();
+    let mut news: Vec<String> = gone.collect();
+    for (name, new) in figures {
+        let old = before.get(name);
+        let due = old.and_then(|old| {
+            let moved = old.counts.queued != new.counts.queued;
+            old.due.or_else(|| moved.then(|| now + rand::rng().random_range(Duration::ZERO..CALM)))
+        });
+        let hears = !old.is_some_and(|old| old.same(new)) || due.is_some_and(|due| due <= now);
+        new.due = due.filter(|_| !hears);
+        news.extend(hears.then(|| name.clone()));
+    }
+    news
 }
 
 #[cfg(test)]
@@ -190,7 +207,7 @@ mod tests {
                 uploading: 0,
                 queued: 0,
             };
-            (name, Figures { counts, builders: Vec::new(), waiting: 0 })
+            (name, Figures { counts, builders: Vec::new(), waiting: 0, due: None })
         };
         pools.iter().map(counts).collect()
     }
@@ -203,14 +220,34 @@ mod tests {
         assert_eq!(numbers.orphans(|_, name| name == "a"), [("ci/b".to_owned(), "one".to_owned())]);
     }
 
+    fn heard(
+        before: &HashMap<String, Figures>,
+        figures: &mut HashMap<String, Figures>,
+        now: Instant,
+    ) -> Vec<String> {
+        let mut names = news(before, figures, now);
+        names.sort_unstable();
+        names
+    }
+
     #[test]
     fn only_pools_with_other_numbers_hear_of_them() {
-        let (before, now) = (
+        let (before, mut now) = (
             figures(&[("ci/a", 1), ("ci/b", 1), ("ci/c", 1)]),
             figures(&[("ci/a", 1), ("ci/b", 2), ("ci/d", 0)]),
         );
-        let mut names: Vec<&str> = changed(&before, &now).collect();
-        names.sort_unstable();
-        assert_eq!(names, ["ci/b", "ci/c", "ci/d"]);
+        assert_eq!(heard(&before, &mut now, Instant::now()), ["ci/b", "ci/c", "ci/d"]);
+    }
+
+    #[test]
+    fn what_a_pool_could_take_is_told_once_and_not_at_once() {
+        let first = figures(&[("ci/a", 1), ("ci/b", 1)]);
+        let mut longer = first.clone();
+        longer.values_mut().for_each(|figures| figures.counts.queued = 7);
+        longer.get_mut("ci/b").unwrap().waiting = 7;
+        let (begun, mut later, mut last) = (Instant::now(), longer.clone(), longer.clone());
+        assert_eq!(heard(&first, &mut longer, begun), ["ci/b"], "the one it counts for");
+        assert_eq!(heard(&longer, &mut later, begun + CALM), ["ci/a"], "the other");
+        assert!(heard(&later, &mut last, begun + 2 * CALM).is_empty());
     }
 }

@@ -39,7 +39,7 @@ const PODS: usize = 3;
 
 /// How much is done and to do is shown no more often than this: each build changes that of every pool that could take it, and
 /// two hundred pools would ask two hundred times as much of the API server as of the queue.
-const CALM: Duration = Duration::from_secs(10);
+pub const CALM: Duration = Duration::from_secs(10);
 
 /// When the status of each pool was last written, by its name in the database.
 #[derive(Default)]

@@ -47,14 +47,18 @@ pub fn source(project: &Project) -> Option<ProjectSource> {
 fn address(source: &Source) -> Option<(Forge, String)> {
     let (github, gitea) = (source.github.clone(), source.gitea.clone());
     let github = github.map(|at| {
-        let url = format!("https://github.com/{}/{}.git", at.owner, at.repo);
-        (Forge::GitHub { owner: at.owner, repo: at.repo }, url)
+        let url = clone_url(&at.instance, &at.owner, &at.repo);
+        (Forge::GitHub { instance: at.instance, owner: at.owner, repo: at.repo }, url)
     });
     let gitea = gitea.map(|at| {
-        let url = format!("{}/{}/{}.git", at.instance.trim_end_matches('/'), at.owner, at.repo);
+        let url = clone_url(&at.instance, &at.owner, &at.repo);
         (Forge::Gitea { instance: at.instance, owner: at.owner, repo: at.repo }, url)
     });
     github.or(gitea).or_else(|| Some((Forge::Git, source.git.clone()?.url)))
+}
+
+fn clone_url(instance: &str, owner: &str, repo: &str) -> String {
+    format!("{}/{owner}/{repo}.git", instance.trim_end_matches('/'))
 }
 
 #[cfg(test)]
@@ -93,6 +97,9 @@ pub(crate) mod tests {
         let gitea =
             json!({"gitea": {"instance": "https://git.example.org/", "owner": "acme", "repo": "dots"}});
         assert_eq!(of(json!({"source": gitea})).url, "https://git.example.org/acme/dots.git");
+        let github =
+            json!({"github": {"instance": "https://hub.example.org", "owner": "acme", "repo": "dots"}});
+        assert_eq!(of(json!({"source": github})).url, "https://hub.example.org/acme/dots.git");
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Builds.
 
+use std::collections::BTreeSet;
+
 use harmonia_queue::builder::Failure;
 use harmonia_queue::ingest::Attr;
 use harmonia_service::api::{Build, BuildDetail, Page, Reason};
@@ -52,6 +54,27 @@ async fn lists_are_of_an_evaluation_a_project_and_a_state() {
     assert_eq!(ids(&desk, "project=other").await, [second["c"]]);
     assert_eq!(ids(&desk, "limit=1").await, [second["c"]]);
     assert_eq!(ids(&desk, &format!("after={}", second["c"])).await, both);
+}
+
+#[tokio::test]
+async fn each_build_is_listed_in_the_state_that_it_shows() {
+    let desk = Desk::new().await;
+    desk.farm
+        .queue("main", &[("a", &[]), ("b", &["a"]), ("c", &[]), ("d", &[]), ("e", &[]), ("f", &["e"])])
+        .await;
+    let failed = desk.farm.claim(&desk.node).await;
+    desk.node.fail(failed.fence, Failure::BuildError, "exit 1").await.unwrap();
+    desk.farm.settle().await;
+    let uploading = desk.farm.claim(&desk.node).await;
+    desk.node.start_upload(&[uploading.fence]).await.unwrap();
+    desk.farm.claim(&desk.node).await;
+    let all: Page<Build> = desk.look("/api/builds").await;
+    let states: BTreeSet<&str> = all.items.iter().map(|build| build.state.as_str()).collect();
+    assert!(states.len() >= 4, "{states:?}");
+    for state in states {
+        let shown = all.items.iter().filter(|build| build.state == state).map(|build| build.id);
+        assert_eq!(ids(&desk, &format!("state={state}")).await, shown.collect::<Vec<_>>(), "{state}");
+    }
 }
 
 #[tokio::test]

@@ -89,6 +89,9 @@ async fn attributes_come_by_name_and_page_by_page() {
         }
     }
     assert_eq!(names, ["checks.0", "checks.1", "checks.2", "checks.3", "checks.4", "checks.bad"]);
+    let failed: EvaluationDetail = desk.look(&format!("/api/evals/{id}?failed=true&limit=4")).await;
+    let failed: Vec<_> = failed.attribute_page.items.into_iter().map(|attribute| attribute.name).collect();
+    assert_eq!(failed, ["checks.bad"]);
 }
 
 #[tokio::test]

@@ -2,12 +2,11 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::Duration;
 
 use harmonia_queue::builder::Failure;
 use harmonia_queue::ingest::Attr;
-use harmonia_tests::cache;
 use harmonia_tests::farm::{Farm, derivation, drv_path};
+use harmonia_tests::{PATIENCE, cache, skip};
 use tokio::process::Command;
 
 use super::desk::Desk;
@@ -48,13 +47,13 @@ async fn fuzz(program: &Path, options: &[&str]) {
         .args(["--exclude-checks", "positive_data_acceptance"])
         // One worker: the parser of Python 3.11, which it uses while it works, fails now and then in two threads.
         .args(["--max-examples", "30", "--seed", "1", "--workers", "1"])
-        .args(["--request-timeout", "10", "--no-color"])
+        .args(["--request-timeout", "120", "--no-color"])
         .args(options)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .kill_on_drop(true);
-    let run = tokio::time::timeout(Duration::from_secs(180), command.output());
+    let run = tokio::time::timeout(10 * PATIENCE, command.output());
     let output = run.await.expect("schemathesis ends").unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
@@ -64,8 +63,7 @@ async fn fuzz(program: &Path, options: &[&str]) {
 #[tokio::test(flavor = "multi_thread")]
 async fn whatever_fits_or_does_not_fit_the_description_is_answered_as_it_says() {
     let Some(program) = schemathesis() else {
-        println!("skipped: there is no schemathesis; `./dev test api` installs it where there is Python");
-        return;
+        return skip("there is no schemathesis; `./dev test api` installs it where there is Python");
     };
     // Streams that do not end have tests of their own.
     let streams = ["--exclude-operation-id", "listen", "--exclude-operation-id", "read_log"];

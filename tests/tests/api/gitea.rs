@@ -5,9 +5,9 @@ use std::process::Command;
 
 use harmonia_queue::branches::{Forge, PullRequests};
 use harmonia_queue::evaluations::{self, Evaluation, Filter};
-use harmonia_tests::eventually;
 use harmonia_tests::farm::Farm;
 use harmonia_tests::gitea::{Gitea, run};
+use harmonia_tests::{eventually, skip};
 use reqwest::Method;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -29,7 +29,7 @@ impl Town {
     /// None: there is no Gitea on this machine.
     async fn new() -> Option<Town> {
         let Some(gitea) = Gitea::start().await else {
-            eprintln!("there is no Gitea here; `./dev test api` makes it");
+            skip("there is no Gitea here; `./dev test api` makes it");
             return None;
         };
         let secrets = tempfile::tempdir().unwrap();
@@ -37,7 +37,7 @@ impl Town {
             std::fs::write(secrets.path().join(name), text).unwrap();
             secrets.path().join(name)
         };
-        let forges = json!([{"name": "code", "type": "gitea", "url": gitea.url, "token_file": file("token", &gitea.token),
+        let forges = json!([{"name": "code", "type": "gitea", "url": gitea.url, "token_file": file("token", &gitea.bot),
                              "webhook_secret_file": file("webhook", SECRET)}]);
         let desk = Desk::with(Farm::new().await, &[("forges", &forges.to_string())]).await;
         gitea.repository(&format!("{}/webhook/code", desk.url), SECRET).await;

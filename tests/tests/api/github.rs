@@ -4,7 +4,7 @@ use harmonia_queue::branches::{Forge, PullRequests};
 use harmonia_queue::evaluations;
 use harmonia_tests::farm::Farm;
 use harmonia_tests::prism::Prism;
-use harmonia_tests::{cache, eventually};
+use harmonia_tests::{cache, eventually, skip};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
@@ -37,12 +37,12 @@ fn pushed(event: &str, example: &Value) -> Option<(String, String)> {
 #[tokio::test]
 async fn whatever_github_sends_is_understood() {
     let Ok(text) = std::fs::read_to_string(cache().join(EXAMPLES)) else {
-        eprintln!("there are no examples of webhooks here; `./dev test api` gets them");
-        return;
+        return skip("there are no examples of webhooks here; `./dev test api` gets them");
     };
     let recorder = Recorder::start().await;
     let desk = Desk::with(Farm::new().await, &[("forges", &recorder.github())]).await;
-    let forge = Forge::GitHub { owner: "Codertocat".to_owned(), repo: "Hello-World".to_owned() };
+    let (owner, repo) = ("Codertocat".to_owned(), "Hello-World".to_owned());
+    let forge = Forge::GitHub { instance: recorder.url.clone(), owner, repo };
     adopt(&desk.farm, "main", forge, PullRequests::None).await;
     let events: Vec<Value> = serde_json::from_str(&text).unwrap();
     let mut evaluated = 0;
@@ -65,13 +65,13 @@ async fn whatever_github_sends_is_understood() {
 #[tokio::test]
 async fn github_is_asked_as_its_description_wants_it() {
     let Some(prism) = Prism::start().await else {
-        eprintln!("there is no prism here; `./dev test api` gets it");
-        return;
+        return skip("there is no prism here; `./dev test api` gets it");
     };
     let recorder = Recorder::start().await;
     let forges = recorder.github().replace(&recorder.url, &prism.url);
     let desk = Desk::with(Farm::new().await, &[("forges", &forges)]).await;
-    let forge = Forge::GitHub { owner: "acme".to_owned(), repo: "dots".to_owned() };
+    let (owner, repo) = ("acme".to_owned(), "dots".to_owned());
+    let forge = Forge::GitHub { instance: prism.url.clone(), owner, repo };
     adopt(&desk.farm, "main", forge, PullRequests::Collaborators).await;
 
     // The App's token, the repository, its branches: the first comparison evaluates the default branch, and both statuses are told.

@@ -67,6 +67,8 @@ pub struct Memory {
     pub writers: BTreeSet<String>,
     pub pulls: BTreeMap<i32, Value>,
     pub branches: Vec<(String, String)>,
+    /// Of these one that the list of branches leaves out.
+    pub unlisted: String,
     /// Instead of the next answers to those who ask for such a path: others ask for theirs meanwhile.
     pub refusals: Vec<Refusal>,
     pub requests: usize,
@@ -205,6 +207,8 @@ fn say(memory: &Mutex<Memory>, method: &Method, uri: &Uri, headers: &HeaderMap, 
     }
     assert!(headers.contains_key("authorization"), "{path}");
     let id = |outside: bool| if outside { 2 } else { 1 };
+    let branch =
+        |(name, commit): &(String, String)| json!({"name": name, "commit": {"id": commit, "sha": commit}});
     let said = match (method.as_str(), &parts[..]) {
         ("POST", ["repos", "acme", "dots", "statuses", commit]) => {
             let said: Value = serde_json::from_slice(body).unwrap();
@@ -231,9 +235,19 @@ fn say(memory: &Mutex<Memory>, method: &Method, uri: &Uri, headers: &HeaderMap, 
             json!({"login": memory.person, "id": 7})
         }
         ("GET", ["repos", "acme", "dots"]) => json!({"default_branch": "main"}),
+        ("GET", ["repos", "acme", "dots", "branches", name]) => {
+            let found = memory.branches.iter().find(|branch| branch.0 == *name);
+            let Some(found) = found else { return StatusCode::NOT_FOUND.into_response() };
+            branch(found)
+        }
+        // However many are asked for, two on a page.
         ("GET", ["repos", "acme", "dots", "branches"]) => {
-            let branch = |(name, commit): &(String, String)| json!({"name": name, "commit": {"id": commit, "sha": commit}});
-            memory.branches.iter().map(branch).collect()
+            let listed: Vec<_> =
+                memory.branches.iter().filter(|branch| branch.0 != memory.unlisted).collect();
+            let asked =
+                uri.query().unwrap_or_default().split('&').find_map(|pair| pair.strip_prefix("page="));
+            let page = asked.and_then(|page| page.parse::<usize>().ok()).unwrap();
+            listed.chunks(2).nth(page - 1).unwrap_or_default().iter().copied().map(branch).collect()
         }
         ("GET", ["repos", "acme", "dots", "installation"]) => json!({"id": 5}),
         ("POST", ["app", "installations", "5", "access_tokens"]) => {

@@ -1,8 +1,7 @@
 //! A client of server-sent events.
 
-use std::time::Duration;
-
 use harmonia_service::api::LogPiece;
+use harmonia_tests::PATIENCE;
 use reqwest::{RequestBuilder, Response, StatusCode};
 use serde_json::Value;
 use tokio::time::timeout;
@@ -36,7 +35,7 @@ impl Stream {
 
     /// The next event; none: the stream ended.
     pub async fn next(&mut self) -> Option<Event> {
-        timeout(Duration::from_secs(60), self.read()).await.expect("an event within a minute")
+        timeout(PATIENCE, self.read()).await.expect("an event in time")
     }
 
     /// The next event, which is a piece of a log.

@@ -86,7 +86,8 @@ async fn a_forge_that_asks_for_patience_gets_it_and_then_the_status() {
 async fn github_is_told_by_an_app_with_one_token_an_hour() {
     let recorder = Recorder::start().await;
     let desk = Desk::with(Farm::new().await, &[("forges", &recorder.github())]).await;
-    let forge = Forge::GitHub { owner: "acme".to_owned(), repo: "dots".to_owned() };
+    let (owner, repo) = ("acme".to_owned(), "dots".to_owned());
+    let forge = Forge::GitHub { instance: recorder.url.clone(), owner, repo };
     adopt(&desk.farm, "main", forge, PullRequests::default()).await;
     push(&desk.farm, "main", "1").await;
     push(&desk.farm, "next", "2").await;

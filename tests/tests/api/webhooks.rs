@@ -8,6 +8,8 @@ use harmonia_tests::eventually;
 use harmonia_tests::farm::Farm;
 use reqwest::{Method, RequestBuilder, StatusCode};
 use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
 
 use super::desk::{Desk, answer, json as read, problem};
 use super::recorder::{NAME, Recorder, Refusal, SECRET, adopt, sign};
@@ -42,7 +44,11 @@ fn send(desk: &Desk, event: &str, mut body: Value) -> RequestBuilder {
 }
 
 fn push(branch: &str, digit: char) -> Value {
-    json!({"ref": format!("refs/heads/{branch}"), "after": commit(digit)})
+    push_after(branch, '0', digit)
+}
+
+fn push_after(branch: &str, before: char, digit: char) -> Value {
+    json!({"ref": format!("refs/heads/{branch}"), "before": commit(before), "after": commit(digit)})
 }
 
 fn pull_request(action: &str, digit: char, outside: bool) -> Value {
@@ -186,8 +192,41 @@ async fn a_pull_request_from_inside_is_its_branch() {
     let ids = accepted(send(&desk, "push", push("topic", '1'))).await;
     assert_eq!(accepted(send(&desk, "pull_request", pull_request("opened", '1', false))).await, ids);
     assert!(!evaluation(&desk, ids[0]).await.untrusted);
-    let reason = ignored(send(&desk, "pull_request", pull_request("synchronize", '0', false))).await;
+}
+
+#[tokio::test]
+async fn what_is_told_late_does_not_undo_a_newer_push() {
+    let (desk, recorder) = start(PullRequests::default()).await;
+    accepted(send(&desk, "push", push("topic", '1'))).await;
+    let newer = accepted(send(&desk, "push", push_after("topic", '1', '2'))).await;
+    recorder.memory().branches = vec![("topic".to_owned(), commit('2'))];
+    assert_eq!(accepted(send(&desk, "push", push("topic", '1'))).await, newer);
+    assert_eq!(accepted(send(&desk, "pull_request", pull_request("synchronize", '1', false))).await, newer);
+    assert_eq!(evaluation(&desk, newer[0]).await.stage, Stage::Queued);
+    recorder.memory().branches.clear();
+    let reason = ignored(send(&desk, "push", push("topic", '1'))).await;
+    assert!(reason.contains("not there"), "{reason}");
+}
+
+#[tokio::test]
+async fn a_pull_requests_old_head_that_is_told_late_ends_nothing() {
+    let (desk, recorder) = start(PullRequests::All).await;
+    recorder.memory().pulls.insert(7, json!({"head": commit('2'), "state": "open"}));
+    let ids = accepted(send(&desk, "pull_request", pull_request("opened", '2', true))).await;
+    let reason = ignored(send(&desk, "pull_request", pull_request("synchronize", '1', true))).await;
     assert!(reason.contains("another commit"), "{reason}");
+    assert_eq!(evaluation(&desk, ids[0]).await.stage, Stage::Queued);
+}
+
+#[tokio::test]
+async fn a_head_that_nobody_told_of_is_built_at_the_second_word() {
+    let (desk, recorder) = start(PullRequests::Collaborators).await;
+    recorder.memory().writers.insert("ann".to_owned());
+    accepted(send(&desk, "pull_request", pull_request("opened", '1', true))).await;
+    recorder.memory().pulls.insert(7, json!({"head": commit('2'), "state": "open"}));
+    ignored(send(&desk, "issue_comment", comment(4, "ann", "/ci run"))).await;
+    let ids = accepted(send(&desk, "issue_comment", comment(5, "ann", "/ci run"))).await;
+    assert_eq!(evaluation(&desk, ids[0]).await.commit, Some(commit('2')));
 }
 
 #[tokio::test]
@@ -276,6 +315,45 @@ async fn pushes_that_nobody_told_of_are_found() {
 }
 
 #[tokio::test]
+async fn a_branch_is_gone_only_if_its_forge_says_so() {
+    let (desk, recorder) = start(PullRequests::default()).await;
+    let [left_out, gone] = [
+        accepted(send(&desk, "push", push("a", '1'))).await[0],
+        accepted(send(&desk, "push", push("b", '1'))).await[0],
+    ];
+    recorder.memory().branches = ["a", "c", "d", "e"].map(|name| (name.to_owned(), commit('1'))).to_vec();
+    recorder.memory().unlisted = "a".to_owned();
+    desk.farm.database.execute("UPDATE ci.comparison SET next_at = now()").await;
+    eventually("a branch is gone", || async { evaluation(&desk, gone).await.stage == Stage::Cancelled })
+        .await;
+    assert_eq!(evaluation(&desk, left_out).await.stage, Stage::Queued);
+}
+
+#[tokio::test]
+async fn a_repository_that_moved_is_told_of_where_its_project_is_shown() {
+    let (desk, recorder) = start(PullRequests::default()).await;
+    let to = ("location", "/api/v1/repos/acme/dotfiles");
+    recorder.memory().refusals.extend((0..2).map(|_| Refusal { of: "dots", status: 301, header: to }));
+    desk.farm.database.execute("UPDATE ci.comparison SET next_at = now()").await;
+    eventually("it is told", || async {
+        let projects: Value = desk.look("/api/projects").await;
+        projects[0]["git"]["error"].as_str().is_some_and(|error| error.contains("acme/dotfiles"))
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_project_that_people_made_is_known_to_the_forge_that_its_address_names() {
+    let (desk, recorder) = start(PullRequests::default()).await;
+    let git = json!({"url": format!("{}/acme/dots.git", recorder.url), "pull_requests": "all"});
+    let add = desk.ask(Method::POST, "/api/projects", Some(&desk.admin));
+    answer(add.json(&json!({"name": "ours", "git": git})), StatusCode::CREATED).await;
+    desk.farm.database.execute("SELECT ci.remove_project('main')").await;
+    let ids = accepted(send(&desk, "pull_request", pull_request("opened", '1', true))).await;
+    assert_eq!(evaluation(&desk, ids[0]).await.project, "ours");
+}
+
+#[tokio::test]
 async fn webhooks_are_counted_and_no_secret_is_shown() {
     let (desk, _recorder) = start(PullRequests::default()).await;
     accepted(send(&desk, "push", push("main", '1'))).await;
@@ -315,4 +393,19 @@ async fn projects_of_one_repository_do_not_overwrite_each_others_statuses() {
         .map(|name| format!("harmonia-ci/{name}"));
     eventually("all four are told", || async { contexts().len() >= 4 }).await;
     assert_eq!(contexts(), expected.into());
+}
+
+#[tokio::test]
+async fn requests_that_never_end_keep_no_webhook_out() {
+    let (desk, _recorder) = start(PullRequests::default()).await;
+    let mut half = Vec::new();
+    for _ in 0..20 {
+        let mut stream = TcpStream::connect(desk.url.trim_start_matches("http://")).await.unwrap();
+        let head = format!(
+            "POST /webhook/{NAME} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{{"
+        );
+        stream.write_all(head.as_bytes()).await.unwrap();
+        half.push(stream);
+    }
+    assert_eq!(accepted(send(&desk, "push", push("main", '1'))).await.len(), 1);
 }

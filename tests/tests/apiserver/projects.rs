@@ -75,7 +75,7 @@ async fn a_project_that_is_deleted_ends_its_evaluations_and_one_made_anew_takes_
     }
     let name = format!("{}/dotfiles", namespace.name());
     let jobs = release.farm.queue(&name, &[("leaf", &[])]).await;
-    namespace.kubectl(&["delete", "project", "dotfiles", "--timeout=30s"]).await;
+    namespace.kubectl(&["delete", "project", "dotfiles", "--timeout=180s"]).await;
     assert_eq!(shares(&release, namespace).await, None);
     release.farm.settle().await;
     assert_eq!(release.farm.state(jobs["leaf"]).await, "cancelled");
@@ -93,7 +93,7 @@ async fn projects_of_one_name_in_two_namespaces_are_two() {
     other.apply(&project("shares: 2")).await;
     has_shares(&release, &release.namespace, Some(1)).await;
     has_shares(&release, &other, Some(2)).await;
-    other.kubectl(&["delete", "project", "dotfiles", "--timeout=30s"]).await;
+    other.kubectl(&["delete", "project", "dotfiles", "--timeout=180s"]).await;
     assert_eq!(shares(&release, &release.namespace).await, Some(1));
 }
 
@@ -179,6 +179,6 @@ async fn the_secret_that_a_project_names_reaches_the_evaluators_and_goes_with_th
     let read = requests_of(&release.user());
     let read = |name: &str| read.iter().any(|request| request.verb == "get" && request.name == name);
     assert!(read("reader") && !read("bystander"), "only what a Project names is read");
-    team.kubectl(&["delete", "project", "dotfiles", "--timeout=60s"]).await;
+    team.kubectl(&["delete", "project", "dotfiles", "--timeout=180s"]).await;
     is_brought(&release, &team, None).await;
 }

@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
 
+use harmonia_tests::PATIENCE;
 use harmonia_tests::document;
 use harmonia_tests::kube::{Namespace, define, eventually, kubectl, try_kubectl};
 use serde_json::{Value, json};
@@ -230,7 +230,7 @@ async fn what_the_page_on_projects_shows_is_accepted() {
 async fn kubectl_explains_every_field() {
     define().await;
     // What is explained is published a moment after the definition.
-    eventually("an explanation", Duration::from_secs(30), async || {
+    eventually("an explanation", PATIENCE, async || {
         try_kubectl(&["explain", "bp.spec.drain"], "").await.is_ok()
     })
     .await;

@@ -1,6 +1,5 @@
 use harmonia_tests::kube::{Namespace, Request, eventually, kubectl, requests_of};
 use harmonia_tests::operator::SOON;
-use std::time::Duration;
 
 #[tokio::test]
 async fn the_api_answers_and_controllers_make_pods_that_find_no_node() {
@@ -58,7 +57,7 @@ async fn the_audit_log_tells_who_asked_for_what() {
         code,
     };
     // It is written down after the answer.
-    eventually("both requests in the audit log", Duration::from_secs(10), async || {
+    eventually("both requests in the audit log", SOON, async || {
         let asked = requests_of(&user);
         asked.contains(&request("get", 200)) && asked.contains(&request("delete", 403))
     })

@@ -7,7 +7,7 @@ use crate::scene::{ENDLESS, Scene};
 
 #[tokio::test]
 async fn an_evaluation_that_never_ends_is_stopped() {
-    let scene = Scene::with(Version::Old, |settings| settings.with("eval_timeout", "3s")).await;
+    let scene = Scene::with(Version::Old, |settings| settings.with("eval_timeout", "20s")).await;
     scene.write(
         "default.nix",
         &format!("{{ a = make \"a\"; endless = builtins.seq {ENDLESS} (make \"b\"); }}"),

@@ -11,6 +11,7 @@ use axum::response::{IntoResponse, Response};
 use harmonia_queue::branches::{self, ProjectSource};
 use harmonia_tests::gitea::Gitea;
 use harmonia_tests::nixes::Version;
+use harmonia_tests::skip;
 use reqwest::Method;
 use serde_json::json;
 use tempfile::TempDir;
@@ -31,7 +32,7 @@ impl Private {
     /// None: there is no Gitea on this machine.
     async fn new(version: Version) -> Option<Private> {
         let Some(gitea) = Gitea::start().await else {
-            eprintln!("there is no Gitea here; `./dev test eval` makes it");
+            skip("there is no Gitea here; `./dev test eval` makes it");
             return None;
         };
         let credentials = tempfile::tempdir().unwrap();

@@ -80,7 +80,9 @@ fn sign_in(oidc: &Oidc) -> Vec<EnvVar> {
     if oidc.secret.is_some() {
         env.push(setting("OIDC_CLIENT_SECRET_FILE", format!("{}/client-secret", client())));
     }
-    for (name, people) in [("ADMINS", &oidc.admins), ("OPERATORS", &oidc.operators)] {
+    for (name, people) in
+        [("ADMINS", &oidc.admins), ("OPERATORS", &oidc.operators), ("READERS", &oidc.readers)]
+    {
         if !people.is_empty() {
             env.push(setting(name, people.join(",")));
         }
