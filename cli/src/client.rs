@@ -1,11 +1,12 @@
 //! The frontend's API, as the CLI talks to it.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use harmonia_builder::upload::{UploadError, http_client};
-use reqwest::{Method, RequestBuilder, Response, StatusCode, header};
+use harmonia_builder::upload::{UploadError, http_client, local_http_client};
+use reqwest::{Method, RequestBuilder, Response, StatusCode, Url, header};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -20,8 +21,8 @@ pub struct Farm {
     #[arg(long, global = true, value_name = "URL", env = "HARMONIA_CI_URL", hide_env_values = true)]
     url: Option<String>,
 
-    /// A file that holds the token; the token itself is taken from HARMONIA_CI_TOKEN
-    #[arg(long, global = true, value_name = "FILE", env = "HARMONIA_CI_TOKEN_FILE", hide_env_values = true)]
+    /// A file that holds the token; else the token is HARMONIA_CI_TOKEN, or in the file that HARMONIA_CI_TOKEN_FILE names
+    #[arg(long, global = true, value_name = "FILE")]
     token_file: Option<PathBuf>,
 }
 
@@ -67,6 +68,14 @@ pub enum ApiError {
         /// Why.
         source: reqwest::Error,
     },
+    /// It ends what it has begun, again and again.
+    #[error(
+        "the farm at {url} breaks off again and again: is there a proxy before it that cuts connections?"
+    )]
+    CutOff {
+        /// Where.
+        url: String,
+    },
     /// It says no.
     #[error("{detail}")]
     Refused {
@@ -91,7 +100,7 @@ impl ApiError {
     /// Whether the same may be answered in a moment: nobody is there, or somebody behind them is not.
     pub fn is_away(&self) -> bool {
         match self {
-            Self::Unreachable { .. } => true,
+            Self::Unreachable { .. } | Self::CutOff { .. } => true,
             Self::Refused { status, .. } => status.is_server_error(),
             _ => false,
         }
@@ -112,16 +121,31 @@ impl Farm {
             Some(_) => None,
             None => Some(local()?.ok_or(ApiError::Unknown)?),
         };
-        let token = match std::env::var("HARMONIA_CI_TOKEN") {
-            Ok(token) => Some(token.trim().to_owned()),
-            Err(_) => {
-                let file = self.token_file.as_ref().or(local.as_ref().map(|local| &local.token_file));
-                file.map(|file| read_token(file.clone())).transpose()?
-            }
-        };
+        let token = self.token(local.as_ref())?;
+        let is_near = local.is_some() || self.url.as_deref().is_some_and(is_loopback);
+        let http = if is_near { local_http_client()? } else { http_client()? };
         let url = self.url.clone().or(local.map(|local| local.url)).unwrap_or_default();
-        Ok(Client { http: http_client()?, url: url.trim_end_matches('/').to_owned(), token })
+        Ok(Client { http, url: url.trim_end_matches('/').to_owned(), token })
     }
+
+    fn token(&self, local: Option<&Local>) -> Result<Option<String>, ApiError> {
+        let set = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+        if self.token_file.is_none()
+            && let Some(token) = set("HARMONIA_CI_TOKEN")
+        {
+            return Ok(Some(token.trim().to_owned()));
+        }
+        let file = self.token_file.clone().or_else(|| set("HARMONIA_CI_TOKEN_FILE").map(PathBuf::from));
+        file.or_else(|| Some(local?.token_file.clone())).map(read_token).transpose()
+    }
+}
+
+/// Whether that is this machine, wherever it is.
+fn is_loopback(url: &str) -> bool {
+    let url: Option<Url> = url.parse().ok();
+    let host = url.as_ref().and_then(Url::host_str).unwrap_or_default();
+    let address = host.trim_matches(['[', ']']).parse::<IpAddr>();
+    address.map_or(host == "localhost", |address| address.is_loopback())
 }
 
 /// Where `up` leaves the address of the farm on this machine.
@@ -191,6 +215,11 @@ impl Client {
         ApiError::Unreachable { url: self.url.clone(), source: source.without_url() }
     }
 
+    /// Too many connections ended before their time.
+    pub fn cut_off(&self) -> ApiError {
+        ApiError::CutOff { url: self.url.clone() }
+    }
+
     fn request(&self, method: Method, path: &str) -> RequestBuilder {
         let request = self.http.request(method, format!("{}/api/{path}", self.url));
         match &self.token {
@@ -243,6 +272,16 @@ pub fn word(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn this_machine_is_known_by_its_addresses() {
+        for url in ["http://127.0.0.1:7777", "http://localhost", "http://[::1]:7777/"] {
+            assert!(is_loopback(url), "{url}");
+        }
+        for url in ["http://10.0.0.1:7777", "https://ci.example.org", "localhost", ""] {
+            assert!(!is_loopback(url), "{url}");
+        }
+    }
 
     #[test]
     fn a_word_with_odd_letters_stays_one() {

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use clap::Args;
-use harmonia_builder::upload::http_client;
+use harmonia_builder::upload::local_http_client;
 use harmonia_nix::daemon::Trust;
 use harmonia_service::sentence::sentence;
 use rustix::process::geteuid;
@@ -71,7 +71,7 @@ pub async fn run(arguments: Arguments) -> Result<(), Failure> {
         ("daemon", daemon),
         ("sandbox", sandbox),
         ("confined", confined().await),
-        ("postgres", postgres(&find::postgres())),
+        ("postgres", postgres(&data)),
         ("git", git()),
         ("disk", disk(&data)),
         ("port", port(arguments.listen, farm.is_some())),
@@ -125,7 +125,7 @@ async fn daemon(socket: &Path) -> Finding {
         Err(error) => return Finding::Note(format!("{}; {private}", sentence(&error))),
     };
     let version = connection.server().nix_version.clone();
-    let user = nix::user();
+    let user = up::own_name();
     match connection.server().trust {
         Trust::Trusted => Finding::Ok(format!("Nix {version} answers, and trusts {user}")),
         Trust::Unknown if geteuid().is_root() => {
@@ -177,10 +177,11 @@ async fn confined() -> Finding {
     }
 }
 
-fn postgres(installed: &[(u32, PathBuf)]) -> Finding {
-    match installed.last() {
-        Some((version, programs)) => Finding::Ok(format!("PostgreSQL {version} in {}", programs.display())),
-        None => Finding::Missing(up::UpError::NoPostgres.to_string()),
+/// For the data that there is, perhaps.
+fn postgres(data: &Path) -> Finding {
+    match find::postgres_for(&data.join("postgres")) {
+        Ok((version, programs)) => Finding::Ok(format!("PostgreSQL {version} in {}", programs.display())),
+        Err(error) => Finding::Missing(sentence(&error)),
     }
 }
 
@@ -202,7 +203,7 @@ fn disk(data: &Path) -> Finding {
 
 /// A farm that answers has its port.
 fn port(listen: SocketAddr, farm: bool) -> Finding {
-    match up::take_port(listen) {
+    match up::take_port(listen, "--listen") {
         Ok(_) => Finding::Ok(format!("{listen} is free")),
         Err(_) if farm => Finding::Ok(format!("{listen} is the running farm's")),
         Err(error) => Finding::Missing(sentence(&error)),
@@ -212,7 +213,8 @@ fn port(listen: SocketAddr, farm: bool) -> Finding {
 /// Whether a farm answers there, in words.
 async fn farm(listen: SocketAddr) -> Option<String> {
     let url = format!("http://{listen}");
-    let answer = http_client().ok()?.get(format!("{url}/readyz")).timeout(ANSWER).send().await.ok()?;
+    let http = local_http_client().ok()?;
+    let answer = http.get(format!("{url}/readyz")).timeout(ANSWER).send().await.ok()?;
     let ready = answer.status().is_success();
     let why = answer.text().await.ok()?.trim().replace('\n', "; ");
     Some(if ready { format!("{url} is ready") } else { format!("{url} answers and is not ready: {why}") })

@@ -1,6 +1,5 @@
 //! `harmonia-ci logs`
 
-use std::io::Write;
 use std::time::Duration;
 
 use clap::Args;
@@ -16,7 +15,7 @@ use harmonia_service::ansi::Filter;
 
 /// Whoever does not follow has heard all there is when nothing more comes for so long.
 const QUIET: Duration = Duration::from_millis(1500);
-/// Before a lost connection is made again, so often.
+/// Before a lost connection is made again, so often in a row without a word.
 const AGAIN: Duration = Duration::from_secs(1);
 const TRIES: u32 = 60;
 
@@ -47,12 +46,17 @@ pub async fn run(arguments: Arguments) -> Result<(), Failure> {
         (false, Some(attempt)) => format!("builds/{}/log?attempt={attempt}", build.id),
         (false, None) => format!("builds/{}/log", build.id),
     };
-    let again = |tries: u32| arguments.follow && tries < TRIES;
-    for tries in 0.. {
-        match printer.print(&path).await {
+    let mut tries = 0;
+    loop {
+        let before = printer.after.clone();
+        let outcome = printer.print(&path).await;
+        tries = if printer.after == before { tries + 1 } else { 0 };
+        let again = arguments.follow && tries < TRIES;
+        match outcome {
+            Ok(()) if printer.is_over || !arguments.follow => break,
             // A frontend that stops closes its streams in the middle.
-            Ok(()) if printer.is_over || !again(tries) => break,
-            Err(error) if !error.is_away() || !again(tries) => return Err(error.into()),
+            Ok(()) if !again => return Err(client.cut_off().into()),
+            Err(error) if !error.is_away() || !again => return Err(error.into()),
             _ => sleep(AGAIN).await,
         }
     }
@@ -145,9 +149,7 @@ impl<'a> Printer<'a> {
     }
 
     fn show(&mut self, text: &str) {
-        let mut out = std::io::stdout();
-        // Whoever reads may have seen enough.
-        let _ = out.write_all(self.filter.pass(text).as_bytes()).and_then(|()| out.flush());
+        print!("{}", self.filter.pass(text));
     }
 }
 

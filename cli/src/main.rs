@@ -1,5 +1,9 @@
 //! `harmonia-ci`: the person's tool and every role of the build farm.
 
+// Before those that use its macros.
+#[macro_use]
+mod output;
+
 mod audit;
 mod builder;
 mod cache;
@@ -20,7 +24,6 @@ mod migrate;
 mod nodes;
 mod operator;
 mod outcome;
-mod output;
 mod pin;
 mod progress;
 mod project;

@@ -1,6 +1,5 @@
 //! `harmonia-ci completions`, `man` and the reference in docs/: all made from the same definitions.
 
-use std::io;
 use std::path::PathBuf;
 
 use clap::{Args, Command, CommandFactory, ValueEnum};
@@ -41,7 +40,9 @@ enum Page {
 
 pub fn completions(arguments: &Completions) -> Result<(), Failure> {
     let mut command = crate::Arguments::command();
-    clap_complete::generate(arguments.shell, &mut command, "harmonia-ci", &mut io::stdout());
+    let mut script = Vec::new();
+    clap_complete::generate(arguments.shell, &mut command, "harmonia-ci", &mut script);
+    print!("{}", String::from_utf8_lossy(&script));
     Ok(())
 }
 

@@ -1,4 +1,7 @@
-//! How a verb that reads prints.
+//! How verbs print, and the macros by which they do, in the place of std's, which end in a panic when nobody reads.
+
+use std::fmt::Arguments;
+use std::io::{self, ErrorKind, Write};
 
 use clap::ValueEnum;
 use serde::Serialize;
@@ -13,6 +16,23 @@ pub enum Output {
     Json,
 }
 
+macro_rules! print {
+    ($($word:tt)*) => { $crate::output::put(format_args!($($word)*)) };
+}
+
+macro_rules! println {
+    ($($word:tt)*) => { print!("{}\n", format_args!($($word)*)) };
+}
+
+/// If nobody hears it, nobody can be told.
+macro_rules! eprint {
+    ($($word:tt)*) => { drop(std::io::Write::write_fmt(&mut std::io::stderr(), format_args!($($word)*))) };
+}
+
+macro_rules! eprintln {
+    ($($word:tt)*) => { eprint!("{}\n", format_args!($($word)*)) };
+}
+
 impl Output {
     /// Prints one or the other.
     pub fn print(self, value: &impl Serialize, text: impl FnOnce() -> String) {
@@ -21,4 +41,15 @@ impl Output {
             Self::Json => println!("{}", serde_json::to_string_pretty(value).unwrap_or_default()),
         }
     }
+}
+
+/// At once. Whoever reads may have seen enough, as `grep -q` has: then nothing is left to do.
+pub fn put(words: Arguments<'_>) {
+    let mut out = io::stdout();
+    let Err(error) = out.write_fmt(words).and_then(|()| out.flush()) else { return };
+    if error.kind() == ErrorKind::BrokenPipe {
+        std::process::exit(0);
+    }
+    eprintln!("harmonia-ci: what was asked for cannot be written: {error}");
+    std::process::exit(1)
 }

@@ -1,7 +1,7 @@
 //! `harmonia-ci project`
 
 use clap::{Args, Subcommand};
-use harmonia_service::api::{Changed, GitChange, Project, ProjectChange};
+use harmonia_service::api::{Changed, GitChange, Project, ProjectChange, Trust};
 use reqwest::Method;
 
 use crate::client::{Farm, word};
@@ -86,6 +86,10 @@ struct Wish {
     /// The name of the credential by which evaluators read it; `none` for none
     #[arg(long, value_name = "NAME")]
     credential: Option<String>,
+
+    /// Whose pull requests from outside are built without anybody's word
+    #[arg(long, value_name = "collaborators|all|none", value_parser = trust)]
+    pull_requests: Option<Trust>,
 }
 
 /// A number of builds, or none.
@@ -96,6 +100,15 @@ fn limit(text: &str) -> Result<Limit, String> {
     match text {
         "none" => Ok(Limit(None)),
         _ => text.parse().map(|number| Limit(Some(number))).map_err(|_| "write a number, or none".to_owned()),
+    }
+}
+
+fn trust(text: &str) -> Result<Trust, String> {
+    match text {
+        "collaborators" => Ok(Trust::Collaborators),
+        "all" => Ok(Trust::All),
+        "none" => Ok(Trust::None),
+        _ => Err("write collaborators, all or none".to_owned()),
     }
 }
 
@@ -120,6 +133,7 @@ impl Wish {
                     poll: self.poll,
                     attrs: Some(self.attrs).filter(|attrs| !attrs.is_empty()),
                     credential: self.credential.map(|name| Some(name).filter(|name| name != "none")),
+                    pull_requests: self.pull_requests,
                 })
                 .filter(|change| *change != GitChange::default())
                 .map(Some),

@@ -14,6 +14,8 @@ use harmonia_service::moment::ago;
 const LATEST: usize = 20;
 /// What failed is named up to this many times.
 const NAMED: usize = 20;
+/// Attributes in one answer, as many as the API gives.
+const PAGE: &str = "200";
 
 /// Show the latest evaluations, or what has become of one
 #[derive(Args)]
@@ -41,10 +43,7 @@ pub async fn run(arguments: Arguments) -> Result<(), Failure> {
     let client = arguments.farm.client()?;
     match arguments.evaluation {
         Some(id) if arguments.wait => wait::until_done(&client, id, arguments.output).await,
-        Some(id) => {
-            let detail = client.get(&format!("evals/{id}?limit=200")).await?;
-            print(&client, &detail, arguments.output).await
-        }
+        Some(id) => print(&client, id, arguments.output).await,
         None => {
             let limit = LATEST.to_string();
             let mut query = vec![("limit", limit.as_str())];
@@ -56,14 +55,42 @@ pub async fn run(arguments: Arguments) -> Result<(), Failure> {
     }
 }
 
-/// One evaluation, with what failed of it.
-pub async fn print(client: &Client, detail: &EvaluationDetail, output: Output) -> Result<(), Failure> {
-    let failed = match output {
-        Output::Table => failed_builds(client, &detail.evaluation).await?,
-        Output::Json => Vec::new(),
+/// One evaluation: with what failed of it for people, with all its attributes for programs.
+pub async fn print(client: &Client, id: i64, output: Output) -> Result<(), Failure> {
+    let (detail, failed) = match output {
+        Output::Table => {
+            let detail = read(client, id, named).await?;
+            let failed = failed_builds(client, &detail.evaluation).await?;
+            (detail, failed)
+        }
+        Output::Json => (read(client, id, |_| false).await?, Vec::new()),
     };
-    output.print(detail, || describe(detail, &failed, style::is_wanted()));
+    output.print(&detail, || describe(&detail, &failed, style::is_wanted()));
     Ok(())
+}
+
+/// With as many pages of its attributes as it takes until there is enough of them.
+async fn read(
+    client: &Client,
+    id: i64,
+    enough: fn(&EvaluationDetail) -> bool,
+) -> Result<EvaluationDetail, ApiError> {
+    let path = format!("evals/{id}");
+    let mut detail: EvaluationDetail = client.find(&path, &[("limit", PAGE)]).await?;
+    while !enough(&detail)
+        && let Some(after) = detail.attribute_page.next.take()
+    {
+        let more: EvaluationDetail = client.find(&path, &[("limit", PAGE), ("after", &after)]).await?;
+        detail.attribute_page.items.extend(more.attribute_page.items);
+        detail.attribute_page.next = more.attribute_page.next;
+    }
+    Ok(detail)
+}
+
+/// Whether all that is said of attributes that cannot be evaluated is known.
+fn named(detail: &EvaluationDetail) -> bool {
+    let wanted = usize::try_from(detail.evaluation.attribute_errors).map_or(0, |errors| errors.min(NAMED));
+    detail.attribute_page.items.iter().filter_map(broken).count() >= wanted
 }
 
 async fn failed_builds(client: &Client, evaluation: &Evaluation) -> Result<Vec<Build>, ApiError> {
@@ -130,18 +157,33 @@ fn describe(detail: &EvaluationDetail, failed: &[Build], colours: bool) -> Strin
             builds.cancelled
         );
     }
+    if evaluation.attribute_errors > 0 {
+        let (errors, all) = (evaluation.attribute_errors, evaluation.attributes);
+        text += &format!("{errors} of {all} attributes cannot be evaluated\n");
+    }
     if let Some(error) = &evaluation.error {
         text += &format!("\n{}\n", error.trim_end());
     }
-    for (name, error) in detail.attribute_page.items.iter().filter_map(broken).take(NAMED) {
+    let broken: Vec<_> = detail.attribute_page.items.iter().filter_map(broken).take(NAMED).collect();
+    for (name, error) in &broken {
         text += &format!("\n{name} cannot be evaluated:\n{}\n", indent(error));
     }
+    text += &rest(evaluation.attribute_errors, broken.len(), "attributes cannot be evaluated");
     for build in failed {
         let error = build.error.as_deref().unwrap_or("no reason is known");
         text += &format!("\nbuild {} ({}) failed:\n{}\n", build.id, build.name, indent(error));
         text += &format!("  `harmonia-ci logs {}` shows its log\n", build.id);
     }
+    text += &rest(builds.failed, failed.len(), "builds failed");
     text
+}
+
+/// What is not named.
+fn rest(all: i64, named: usize, what: &str) -> String {
+    match i64::try_from(named).map_or(0, |named| all - named) {
+        more @ 1.. => format!("\n{more} more {what}; its web page lists them\n"),
+        _ => String::new(),
+    }
 }
 
 fn broken(attribute: &Attribute) -> Option<(&str, &str)> {

@@ -1,6 +1,8 @@
 //! `harmonia-ci up`
 
 mod account;
+mod config;
+mod environment;
 mod error;
 pub mod find;
 mod layout;
@@ -24,11 +26,15 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use clap::Args;
-use harmonia_nix::key::SecretKey;
+use harmonia_service::sentence::sentence;
 use harmonia_service::serve;
+use harmonia_service::settings::Settings;
+use rustix::fs::Mode;
 use tracing_subscriber::EnvFilter;
 
+pub use account::own_name;
 pub use error::UpError;
+use error::patiently;
 pub use layout::{check_disk, default_root};
 pub use ports::take as take_port;
 
@@ -69,9 +75,17 @@ pub struct Arguments {
     #[arg(long, value_name = "URL", env = "HARMONIA_CI_UP_S3", hide_env_values = true)]
     s3: Option<String>,
 
+    /// Where its own S3 server listens, to which the cache sends clients for NARs; else beside --listen, on a port that is kept
+    #[arg(long, value_name = "ADDRESS:PORT", conflicts_with = "s3")]
+    s3_listen: Option<SocketAddr>,
+
     /// The Nix daemon to build with, by its socket, or as unix://SOCKET?root=DIR
     #[arg(long, value_name = "SOCKET")]
     nix_daemon: Option<String>,
+
+    /// Start everything but the roles, for a restore: the database and the bucket are there, and nobody uses them
+    #[arg(long)]
+    maintenance: bool,
 
     /// Show everything that the parts have to say, not only warnings
     #[arg(long, short)]
@@ -80,9 +94,11 @@ pub struct Arguments {
 
 pub async fn run(arguments: Arguments) -> Result<(), Failure> {
     let mut stops = serve::stops().map_err(Failure::Signals)?;
+    // Accounts of PostgreSQL and of evaluations pass through what is made here. What is nobody's business is made for its owner only.
+    rustix::process::umask(Mode::WGRP | Mode::WOTH);
     let (plan, port) = Plan::make(arguments)?;
     let terminal = Arc::new(Terminal::new(plan.arguments.verbose));
-    let supervisor = Supervisor::new(terminal.clone());
+    let supervisor = Supervisor::new(terminal.clone(), environment::shared(plan.listen.ip()));
     let leader = OnceLock::new();
     let outcome = tokio::select! {
         failed = plan.live(port, &supervisor, &terminal, &leader) => failed.map(|never| match never {}),
@@ -98,15 +114,18 @@ pub async fn run(arguments: Arguments) -> Result<(), Failure> {
 struct Plan {
     arguments: Arguments,
     layout: Layout,
-    key: SecretKey,
+    settings: Settings,
+    public_keys: String,
     slots: i32,
     listen: SocketAddr,
+    /// Its own S3 server: the frontend sends clients there.
+    s3_listen: SocketAddr,
     /// Where this machine reaches the frontend,
     local_url: String,
-    /// where others do,
+    /// and where others do.
     url: String,
-    /// and at which host.
-    host: String,
+    /// The cache answers without a token.
+    is_open: bool,
 }
 
 impl Plan {
@@ -114,20 +133,27 @@ impl Plan {
     fn make(arguments: Arguments) -> Result<(Self, TcpListener), UpError> {
         let root = arguments.data.clone().map_or_else(default_root, Ok)?;
         check_disk(&root)?;
-        let layout = Layout::open(&root)?;
-        let (port, listen) = ports::take(arguments.listen)?;
+        let layout = patiently(|| Layout::open(&root))?;
+        let settings = config::read(&layout)?;
+        let (port, listen) = patiently(|| ports::take(arguments.listen, "--listen"))?;
+        let option = "--s3-listen";
+        let s3_listen = match arguments.s3_listen {
+            Some(address) => patiently(|| ports::take(address, option))?.1,
+            None => ports::kept(&layout.path("s3-port"), listen.ip(), option)?,
+        };
         find::which("nix-store").ok_or(UpError::NoNix)?;
         log_to(&layout)?;
         let processors = std::thread::available_parallelism().map_or(2, usize::from);
-        let (host, local) = (public_host(listen), roles::local(listen));
         let plan = Self {
-            key: secrets::signing_key(&layout)?,
+            public_keys: secrets::public_keys(&layout, &settings)?,
             slots: arguments.slots.unwrap_or_else(|| processors.try_into().unwrap_or(2)),
-            local_url: format!("http://{local}"),
-            url: format!("http://{host}:{}", listen.port()),
-            host,
+            local_url: format!("http://{}", roles::local(listen)),
+            url: public_url(listen),
+            is_open: settings.parse("anonymous_read")?.unwrap_or(roles::is_private(listen)),
             listen,
+            s3_listen,
             layout,
+            settings,
             arguments,
         };
         Ok((plan, port))
@@ -142,7 +168,7 @@ impl Plan {
         leader: &OnceLock<Leader>,
     ) -> Result<Infallible, UpError> {
         let (layout, listen) = (&self.layout, self.listen);
-        let bucket = s3::start(layout, supervisor, self.arguments.s3.as_deref(), (listen.ip(), &self.host))?;
+        let bucket = s3::start(layout, supervisor, self.arguments.s3.as_deref(), self.s3_listen)?;
         let (once, daemon) =
             tokio::try_join!(self.database(supervisor, terminal), self.daemon(supervisor, terminal))?;
         drop(port);
@@ -153,12 +179,20 @@ impl Plan {
             listen,
             url: &self.url,
             slots: self.slots,
+            settings: &self.settings,
         };
+        roles::write_signer(&farm)?;
+        if self.arguments.maintenance {
+            terminal.say(&report::maintenance(layout));
+            return std::future::pending().await;
+        }
         let roles = roles::start(&farm, supervisor)?;
         let started = Leader::start(layout, &self.url)?;
         leader.get_or_init(|| started);
         ready::ready(layout, supervisor, terminal, &roles).await?;
-        report::write_local(&self.local_url, &layout.path("token"))?;
+        if let Err(error) = report::write_local(&self.local_url, &layout.path("token")) {
+            terminal.say(&format!("warning: other commands do not find this farm: {}", sentence(&error)));
+        }
         terminal.say(&self.report(&daemon, &once));
         std::future::pending().await
     }
@@ -167,11 +201,11 @@ impl Plan {
     async fn database(&self, supervisor: &Supervisor, terminal: &Terminal) -> Result<String, UpError> {
         let database = match &self.arguments.database {
             Some(url) => postgres::Database { admin_url: url.clone() },
-            None => postgres::start(&self.layout, supervisor).await?,
+            None => postgres::start(&self.layout, supervisor, terminal).await?,
         };
         let open = prepare::prepare(&self.layout, &database, self.slots).await?;
         open.iter().for_each(|sentence| terminal.say(&format!("warning: {sentence}")));
-        if !self.is_open() {
+        if !self.is_open {
             prepare::builder_netrc(&self.layout, &database, &roles::local(self.listen).ip().to_string())
                 .await?;
         }
@@ -187,40 +221,34 @@ impl Plan {
         }
         let cache = nix::Cache {
             url: &format!("{}/cache", self.local_url),
-            public_key: &self.key.public_text(),
+            public_keys: &self.public_keys,
             slots: self.slots,
-            netrc: (!self.is_open()).then(|| self.layout.secret("netrc")),
+            netrc: (!self.is_open).then(|| self.layout.secret("netrc")),
         };
         nix::start(&self.layout, supervisor, &cache).await
     }
 
-    /// Whoever can reach a loopback address is on this machine.
-    fn is_open(&self) -> bool {
-        self.listen.ip().is_loopback()
-    }
-
     fn report(&self, daemon: &nix::Daemon, once: &str) -> String {
         let (token, logs) = (self.layout.path("token"), self.layout.path("log"));
-        let public_key = self.key.public_text();
+        let public_url = self.settings.get("public_url").map(|url| url.trim_end_matches('/'));
         let report = Report {
-            url: &self.url,
+            url: public_url.unwrap_or(&self.url),
             token: &token,
             logs: &logs,
-            public_key: &public_key,
+            public_keys: &self.public_keys,
             daemon,
             once,
-            open: self.is_open(),
+            open: self.is_open,
         };
         report.text()
     }
 }
 
-/// What others call the machine that listens there, as it is in a URL.
-fn public_host(listen: SocketAddr) -> String {
-    match listen.ip() {
-        ip if ip.is_unspecified() => harmonia_builder::machine_name(),
-        IpAddr::V4(ip) => ip.to_string(),
-        IpAddr::V6(ip) => format!("[{ip}]"),
+/// Where others reach what listens there.
+fn public_url(listen: SocketAddr) -> String {
+    match listen.ip().is_unspecified() {
+        true => format!("http://{}:{}", harmonia_builder::machine_name(), listen.port()),
+        false => format!("http://{listen}"),
     }
 }
 

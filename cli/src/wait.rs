@@ -1,15 +1,15 @@
-//! Waiting for an evaluation: one live line on a terminal, plain lines elsewhere.
+//! Waiting for an evaluation: one live line on a terminal, plain lines elsewhere; beside what a program reads.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use harmonia_service::api::{Evaluation, EvaluationDetail, EvaluationStatus};
+use harmonia_service::moment::short;
 
 use crate::client::Client;
 use crate::outcome::Failure;
 use crate::output::Output;
 use crate::{status, table};
-use harmonia_service::moment::short;
 
 /// How often the farm is asked.
 const LOOK: Duration = Duration::from_millis(500);
@@ -18,19 +18,17 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Waits until nothing more will come of it, and says what has.
 pub async fn until_done(client: &Client, id: i64, output: Output) -> Result<(), Failure> {
-    let evaluation = follow(client, id).await?;
-    let detail: EvaluationDetail = client.get(&format!("evals/{id}?limit=200")).await?;
-    status::print(client, &detail, output).await?;
+    let evaluation = follow(client, id, Line::new(output)).await?;
+    status::print(client, id, output).await?;
     match evaluation.status {
         EvaluationStatus::Succeeded => Ok(()),
         _ => Err(Failure::Reported),
     }
 }
 
-async fn follow(client: &Client, id: i64) -> Result<Evaluation, Failure> {
+async fn follow(client: &Client, id: i64, mut line: Line) -> Result<Evaluation, Failure> {
     let begun = Instant::now();
     let mut heard = Instant::now();
-    let mut line = Line::new();
     loop {
         match client.get::<EvaluationDetail>(&format!("evals/{id}?limit=1")).await {
             Ok(EvaluationDetail { evaluation, .. }) => {
@@ -66,13 +64,17 @@ fn progress(evaluation: &Evaluation) -> String {
 
 /// A line that is drawn over itself, or lines that follow each other when something changed.
 struct Line {
+    /// On the standard error: JSON is on the output.
+    aside: bool,
     live: bool,
     last: String,
 }
 
 impl Line {
-    fn new() -> Self {
-        Self { live: std::io::stdout().is_terminal(), last: String::new() }
+    fn new(output: Output) -> Self {
+        let aside = output == Output::Json;
+        let live = if aside { std::io::stderr().is_terminal() } else { std::io::stdout().is_terminal() };
+        Self { aside, live, last: String::new() }
     }
 
     fn draw(&mut self, text: &str, elapsed: Duration) {
@@ -82,7 +84,7 @@ impl Line {
             let shown: String = text.chars().take(width).collect();
             self.put(&format!("\r\u{1b}[K{shown}"));
         } else if self.last != text {
-            println!("{text}, {}", short(elapsed));
+            self.put(&format!("{text}, {}\n", short(elapsed)));
             text.clone_into(&mut self.last);
         }
     }
@@ -94,8 +96,6 @@ impl Line {
     }
 
     fn put(&self, text: &str) {
-        let mut out = std::io::stdout();
-        // A terminal that is gone is nobody's to wait for.
-        let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+        if self.aside { eprint!("{text}") } else { print!("{text}") }
     }
 }

@@ -1,4 +1,4 @@
-//! The account that PostgreSQL runs as: this process's own, unless that is root's.
+//! Accounts: this process's own, and what PostgreSQL runs as if that is root's.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, chown};
@@ -61,15 +61,25 @@ impl Account {
     }
 }
 
+/// What this process's user is called, which the variable says for those that are not in `/etc/passwd`.
+pub fn own_name() -> String {
+    let uid = geteuid().as_raw();
+    let accounts = fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let own = parse(&accounts).find(|account| account.uid == uid).map(|account| account.name);
+    own.or_else(|| std::env::var("USER").ok()).unwrap_or_else(|| uid.to_string())
+}
+
 /// The first of the names that `/etc/passwd` has.
 fn find(accounts: &str, names: &[&str]) -> Option<Account> {
-    let parse = |line: &str| {
+    names.iter().find_map(|name| parse(accounts).find(|account| account.name == *name))
+}
+
+fn parse(accounts: &str) -> impl Iterator<Item = Account> {
+    accounts.lines().filter_map(|line| {
         let mut fields = line.split(':');
         let (name, uid, gid) = (fields.next()?, fields.nth(1)?, fields.next()?);
         Some(Account { name: name.to_owned(), uid: uid.parse().ok()?, gid: gid.parse().ok()? })
-    };
-    let accounts: Vec<Account> = accounts.lines().filter_map(parse).collect();
-    names.iter().find_map(|name| accounts.iter().find(|account| account.name == *name).cloned())
+    })
 }
 
 #[cfg(test)]

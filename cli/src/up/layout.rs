@@ -2,11 +2,12 @@
 //!
 //! ```text
 //! version            the layout's number
+//! config.toml        settings that the person has chosen
 //! lock               held while `up` runs; its process id
 //! token              the person's admin token
 //! secrets/           passwords, keys, the URLs of the database: for the owner only
 //! postgres/          the private PostgreSQL
-//! s3/cache/          the bucket
+//! s3/cache/, s3-port the bucket, and where its server listens
 //! nix/               the private Nix store, where the machine's daemon cannot be used
 //! builder/, evaluator/   what these roles keep
 //! log/               one file for each part
@@ -71,6 +72,11 @@ impl Layout {
         self.root.join("log").join(format!("{name}.log"))
     }
 
+    /// The person's own settings.
+    pub fn config(&self) -> PathBuf {
+        self.path("config.toml")
+    }
+
     /// Where sockets are: `name` is a directory of its own for each owner.
     pub fn sockets(&self, name: &str) -> PathBuf {
         self.run.join(name)
@@ -79,7 +85,7 @@ impl Layout {
 
 /// Where a person's data is. PostgreSQL does not run as root, and its account may not enter root's home.
 pub fn default_root() -> Result<PathBuf, UpError> {
-    let set = std::env::var_os("XDG_DATA_HOME").filter(|path| !path.is_empty()).map(PathBuf::from);
+    let set = std::env::var_os("XDG_DATA_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
     let base = match set {
         Some(base) => base,
         None if geteuid().is_root() => PathBuf::from("/var/lib"),

@@ -13,6 +13,8 @@ use rustix::process::{Signal, geteuid};
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 
+use super::account::own_name;
+use super::environment;
 use super::error::{UpError, file};
 use super::find::which;
 use super::layout::{Layout, make_directory};
@@ -56,7 +58,7 @@ pub enum Found {
 /// What the private daemon is told of the cache.
 pub struct Cache<'a> {
     pub url: &'a str,
-    pub public_key: &'a str,
+    pub public_keys: &'a str,
     pub slots: i32,
     /// For a cache that wants a token.
     pub netrc: Option<PathBuf>,
@@ -70,7 +72,9 @@ pub async fn find(given: Option<&str>) -> Result<Found, UpError> {
     };
     match try_daemon(&daemon.socket).await {
         Ok(Usable::Yes) => Ok(Found::Usable(daemon)),
-        Ok(Usable::NotTrusted) if must => Err(UpError::NotTrusted { socket: daemon.socket, user: user() }),
+        Ok(Usable::NotTrusted) if must => {
+            Err(UpError::NotTrusted { socket: daemon.socket, user: own_name() })
+        }
         Err(error) if must => Err(UpError::Daemon { socket: daemon.socket, source: Box::new(error) }),
         Ok(Usable::NotTrusted) => Ok(Found::NotTrusted),
         Err(_) => Ok(Found::None),
@@ -171,7 +175,7 @@ impl Private {
     }
 
     fn command(&self, program: &Path) -> Command {
-        let mut command = Command::new(program);
+        let mut command = environment::foreign(program);
         command
             .current_dir(&self.root)
             .env("NIX_CONF_DIR", self.root.join("conf"))
@@ -180,9 +184,6 @@ impl Private {
             .env("HOME", self.root.join("home"))
             .env("XDG_CACHE_HOME", self.root.join("home/.cache"))
             .env("TMPDIR", self.root.join("tmp"));
-        for variable in ["NIX_CONFIG", "NIX_USER_CONF_FILES", "NIX_STORE_DIR", "NIX_STATE_DIR", "NIX_PATH"] {
-            command.env_remove(variable);
-        }
         command
     }
 }
@@ -194,11 +195,11 @@ fn settings(cache: &Cache<'_>) -> String {
     format!(
         "# Written by `harmonia-ci up` at every start; put your own lines into extra.conf beside this file.\n\
          build-users-group =\nbuilders =\nexperimental-features = nix-command flakes\nmax-jobs = {slots}\n\
-         sandbox = true\nsandbox-fallback = false\nsubstituters = {url}\ntrusted-public-keys = {key}\n\
+         sandbox = true\nsandbox-fallback = false\nsubstituters = {url}\ntrusted-public-keys = {keys}\n\
          trusted-users = *\n{netrc}!include extra.conf\n",
         slots = cache.slots,
         url = cache.url,
-        key = cache.public_key,
+        keys = cache.public_keys,
     )
 }
 
@@ -216,11 +217,6 @@ fn parse(address: &str) -> Result<Daemon, UpError> {
         true => Ok(Daemon { socket: socket.into(), root: root.into(), is_machines: true }),
         false => Err(invalid()),
     }
-}
-
-/// What this user is called in `trusted-users`.
-pub fn user() -> String {
-    std::env::var("USER").unwrap_or_else(|_| geteuid().as_raw().to_string())
 }
 
 #[cfg(test)]
@@ -241,7 +237,7 @@ mod tests {
     #[test]
     fn the_private_store_trusts_our_key_and_always_has_a_sandbox() {
         let cache =
-            Cache { url: "http://127.0.0.1:7777/cache", public_key: "k-1:AAAA", slots: 2, netrc: None };
+            Cache { url: "http://127.0.0.1:7777/cache", public_keys: "k-1:AAAA", slots: 2, netrc: None };
         let text = settings(&cache);
         for line in
             ["trusted-public-keys = k-1:AAAA", "sandbox = true", "sandbox-fallback = false", "max-jobs = 2"]

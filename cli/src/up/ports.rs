@@ -1,9 +1,12 @@
 //! Where the parts listen.
 
+use std::fs;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::path::Path;
 
-use super::error::UpError;
+use super::error::{UpError, patiently};
+use super::secrets;
 
 /// Below the ports that outgoing connections get, one of which would stand in the way of a part that is started again.
 const FIRST: u16 = 20_000;
@@ -18,14 +21,26 @@ pub fn free_port(ip: IpAddr) -> Result<SocketAddr, UpError> {
         .map_err(|source| UpError::Listen { address: SocketAddr::new(ip, 0), source })
 }
 
-/// Takes the port that was asked for, so that nothing is started if it cannot be had.
-pub fn take(address: SocketAddr) -> Result<(TcpListener, SocketAddr), UpError> {
+/// The port that the file names, for URLs that were given out name it too, or else a free one, which is in the file from then on.
+pub fn kept(file: &Path, ip: IpAddr, option: &'static str) -> Result<SocketAddr, UpError> {
+    let port = fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok());
+    let before = port.map(|port| patiently(|| take(SocketAddr::new(ip, port), option)));
+    if let Some(Ok((_, address))) = before {
+        return Ok(address);
+    }
+    let address = free_port(ip)?;
+    secrets::write(file, &address.port().to_string())?;
+    Ok(address)
+}
+
+/// Takes the port that an option asks for, so that nothing is started if it cannot be had.
+pub fn take(address: SocketAddr, option: &'static str) -> Result<(TcpListener, SocketAddr), UpError> {
     let taken = TcpListener::bind(address).and_then(|listener| {
         let bound = listener.local_addr()?;
         Ok((listener, bound))
     });
     taken.map_err(|source| match source.kind() {
-        io::ErrorKind::AddrInUse => UpError::PortTaken { address },
+        io::ErrorKind::AddrInUse => UpError::PortTaken { address, option },
         _ => UpError::Listen { address, source },
     })
 }

@@ -7,19 +7,24 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use harmonia_service::sentence::sentence;
 use rustix::process::Signal;
 use sqlx::{Connection, PgConnection};
 use tokio::task::spawn_blocking;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::account::Account;
 use super::error::{UpError, file};
 use super::layout::Layout;
+use super::ready::PATIENCE;
 use super::supervise::{Kind, Program, State, Supervisor};
-use super::{find, secrets};
+use super::terminal::Terminal;
+use super::{environment, find, secrets};
 
 pub const NAME: &str = "postgres";
 const SUPERUSER: &str = "postgres";
+/// The secret by which it logs in.
+const PASSWORD: &str = "postgres-password";
 /// Part of the socket's name.
 const PORT: u16 = 5432;
 /// How soon after it was started it is asked again whether it answers.
@@ -44,10 +49,14 @@ impl Database {
 }
 
 /// Starts it, on data that is made first if there is none, and waits until it answers.
-pub async fn start(layout: &Layout, supervisor: &Supervisor) -> Result<Database, UpError> {
+pub async fn start(
+    layout: &Layout,
+    supervisor: &Supervisor,
+    terminal: &Terminal,
+) -> Result<Database, UpError> {
     let account = Account::unprivileged()?;
     let cluster = Cluster::find(layout, account)?;
-    let password = secrets::once(&layout.secret("postgres-password"), secrets::password)?;
+    let password = secrets::once(&layout.secret(PASSWORD), secrets::password)?;
     let admin_url = cluster.url(&password);
     let command = cluster.server();
     spawn_blocking(move || cluster.prepare(&password))
@@ -56,15 +65,33 @@ pub async fn start(layout: &Layout, supervisor: &Supervisor) -> Result<Database,
     let command = Box::new(move || command.to_command());
     // Fast shutdown: it does not wait for clients.
     supervisor.start(layout, Program { name: NAME, command, kind: Kind::Foreign(Signal::INT) });
-    answers(layout, supervisor, &admin_url).await?;
+    answers(layout, supervisor, terminal, &admin_url).await?;
     Ok(Database { admin_url })
 }
 
-async fn answers(layout: &Layout, supervisor: &Supervisor, url: &str) -> Result<(), UpError> {
+async fn answers(
+    layout: &Layout,
+    supervisor: &Supervisor,
+    terminal: &Terminal,
+    url: &str,
+) -> Result<(), UpError> {
+    let (begun, mut said) = (Instant::now(), String::new());
     loop {
-        if let Ok(connection) = PgConnection::connect(url).await {
-            drop(connection.close().await);
-            return Ok(());
+        let error = match PgConnection::connect(url).await {
+            Ok(connection) => {
+                drop(connection.close().await);
+                return Ok(());
+            }
+            Err(error) => harmonia_queue::Error::from(error),
+        };
+        if error.is_login() {
+            let (data, password) = (layout.path(NAME), layout.secret(PASSWORD));
+            return Err(UpError::Password { data, password, source: error });
+        }
+        let reason = sentence(&error);
+        if begun.elapsed() > PATIENCE && said != reason {
+            terminal.say(&format!("waiting for {NAME}: {reason}"));
+            said = reason;
         }
         for (name, state) in supervisor.states() {
             if let (NAME, State::Failed(TRIES.., last)) = (name, state) {
@@ -115,9 +142,7 @@ struct Cluster {
 impl Cluster {
     fn find(layout: &Layout, account: Option<Account>) -> Result<Self, UpError> {
         let data = layout.path("postgres");
-        let made_by =
-            fs::read_to_string(data.join("PG_VERSION")).ok().and_then(|text| text.trim().parse().ok());
-        let programs = find::choose_postgres(&find::postgres(), made_by, &data)?;
+        let (_, programs) = find::postgres_for(&data)?;
         if let Some(account) = &account {
             account.can_reach(layout.root())?;
         }
@@ -204,11 +229,8 @@ impl Cluster {
 }
 
 fn as_account(program: &Path, directory: &Path, account: Option<&Account>) -> Command {
-    let mut command = Command::new(program);
+    let mut command = environment::foreign(program);
     command.current_dir(directory).env("LC_ALL", "C");
-    for variable in ["PGDATA", "PGHOST", "PGPORT", "PGUSER", "PGDATABASE", "PGOPTIONS"] {
-        command.env_remove(variable);
-    }
     if let Some(account) = account {
         account.runs(&mut command);
     }

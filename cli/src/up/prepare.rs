@@ -34,6 +34,7 @@ const ROLES: &[(&str, Group)] = &[
 
 /// All of it; it can be done again at every start. Answers what this login of the database was not allowed to close.
 pub async fn prepare(layout: &Layout, database: &Database, slots: i32) -> Result<Vec<&'static str>, UpError> {
+    secrets::write(&layout.secret("database-url"), &database.admin_url)?;
     let report = migrate::migrate(&database.admin_url).await?;
     for (role, group) in ROLES {
         make_login(layout, database, role, *group).await?;

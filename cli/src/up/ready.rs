@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use harmonia_builder::upload::http_client;
+use harmonia_builder::upload::local_http_client;
 use tokio::time::{Instant, sleep};
 
 use super::error::UpError;
@@ -15,7 +15,7 @@ const LOOK: Duration = Duration::from_millis(25);
 /// One question.
 const ANSWER: Duration = Duration::from_secs(5);
 /// After so long a person wants to know what is waited for.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub const PATIENCE: Duration = Duration::from_secs(10);
 /// A role that ended so often before it was ready will not be.
 const TRIES: u32 = 5;
 
@@ -26,7 +26,7 @@ pub async fn ready(
     terminal: &Terminal,
     roles: &[(&'static str, String)],
 ) -> Result<(), UpError> {
-    let http = http_client()?;
+    let http = local_http_client()?;
     let begun = Instant::now();
     let mut said = BTreeMap::new();
     let mut waiting: Vec<_> = roles.iter().collect();

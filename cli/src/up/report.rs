@@ -1,11 +1,13 @@
 //! What a person reads when the farm is ready, and the file in which the other verbs find it.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use super::account::own_name;
 use super::error::UpError;
-use super::layout::make_directory;
-use super::nix::{self, Daemon};
+use super::layout::{Layout, make_directory};
+use super::nix::Daemon;
 use super::secrets;
+use crate::client::local_file;
 
 /// Lines of a person's nix.conf take the place of the defaults, so these are repeated.
 const UPSTREAM_KEY: &str = "cache.nixos.org-1:6NCHdD59X431o0gWypbMrAURkbJ16ZPMQFGspcDShjY=";
@@ -15,7 +17,7 @@ pub struct Report<'a> {
     pub url: &'a str,
     pub token: &'a Path,
     pub logs: &'a Path,
-    pub public_key: &'a str,
+    pub public_keys: &'a str,
     pub daemon: &'a Daemon,
     /// What signs somebody in, once.
     pub once: &'a str,
@@ -25,7 +27,7 @@ pub struct Report<'a> {
 
 impl Report<'_> {
     pub fn text(&self) -> String {
-        let Self { url, public_key, once, .. } = self;
+        let Self { url, public_keys, once, .. } = self;
         let (token, logs) = (self.token.display().to_string(), self.logs.display().to_string());
         let netrc = if self.open {
             ""
@@ -50,7 +52,7 @@ impl Report<'_> {
              {url}/sign-in?once={once}\n\n\
              To use what it builds, add to nix.conf:\n\n  \
              substituters = {url}/cache https://cache.nixos.org\n  \
-             trusted-public-keys = {public_key} {UPSTREAM_KEY}\n\
+             trusted-public-keys = {public_keys} {UPSTREAM_KEY}\n\
              {netrc}\n\
              {store}\n\
              Try, in another terminal:\n\n  \
@@ -61,11 +63,17 @@ impl Report<'_> {
     }
 }
 
-/// Where people's verbs look for a farm when they are told of none.
-pub fn local_file() -> Option<PathBuf> {
-    let set = std::env::var_os("XDG_CONFIG_HOME").filter(|path| !path.is_empty()).map(PathBuf::from);
-    let base = set.or_else(|| Some(std::env::home_dir()?.join(".config")))?;
-    Some(base.join("harmonia-ci/local.toml"))
+/// What there is to do while no role runs.
+pub fn maintenance(layout: &Layout) -> String {
+    let (database, signer) = (layout.secret("database-url"), layout.secret("signer.toml"));
+    format!(
+        "\nharmonia-ci is up for maintenance: no role runs.\n\n  \
+         psql \"$(cat {})\"\n  \
+         HARMONIA_CI_CONFIG={} harmonia-ci resync\n\n\
+         Ctrl-C stops it.",
+        database.display(),
+        signer.display()
+    )
 }
 
 /// Says where this farm is.
@@ -88,7 +96,7 @@ pub fn distrusted() -> String {
     format!(
         "The machine's Nix daemon does not trust this user, so a private store is used. With `trusted-users = root {}` in \
          /etc/nix/nix.conf and the daemon restarted, its store would be.",
-        nix::user()
+        own_name()
     )
 }
 

@@ -4,11 +4,14 @@ use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Command;
 
+use harmonia_service::settings::Settings;
+
 use super::error::UpError;
 use super::layout::Layout;
 use super::nix::Daemon;
 use super::ports::free_port;
 use super::s3::Bucket;
+use super::secrets;
 use super::supervise::{Kind, Program, Supervisor};
 
 /// Settings without their prefix, and what they say.
@@ -23,6 +26,8 @@ pub struct Farm<'a> {
     /// Where clients reach the frontend.
     pub url: &'a str,
     pub slots: i32,
+    /// What the person has chosen.
+    pub settings: &'a Settings,
 }
 
 /// Those that are started.
@@ -38,16 +43,31 @@ pub fn start(farm: &Farm<'_>, supervisor: &Supervisor) -> Result<Vec<(&'static s
         };
         let mut variables = farm.variables(name);
         variables.push(("LISTEN", listen.to_string()));
-        variables.push(("DATABASE_URL_FILE", farm.layout.secret(&url_file(name)).display().to_string()));
+        variables.push(("CONFIG", farm.layout.config().display().to_string()));
         supervisor.start(farm.layout, program(name, Vec::new(), variables)?);
         ready.push((*name, format!("http://{}", local(listen))));
     }
     Ok(ready)
 }
 
+/// A signer's whole configuration, for commands that have to do with the bucket.
+pub fn write_signer(farm: &Farm<'_>) -> Result<(), UpError> {
+    let mut settings = farm.settings.clone();
+    let variables = farm.variables("signer").into_iter();
+    settings.overlay(variables.map(|(name, value)| (format!("HARMONIA_CI_{name}"), value)));
+    secrets::write(&farm.layout.secret("signer.toml"), settings.to_toml().trim_end())
+}
+
 impl Farm<'_> {
-    /// What a role is told besides the database and its port.
+    /// What a role is told besides its port, and what the person has chosen.
     fn variables(&self, role: &str) -> Variables {
+        let mut variables = self.proposals(role);
+        variables.retain(|(name, _)| !self.settings.has(&name.to_ascii_lowercase()));
+        variables.push(("DATABASE_URL_FILE", self.layout.secret(&url_file(role)).display().to_string()));
+        variables
+    }
+
+    fn proposals(&self, role: &str) -> Variables {
         match role {
             "signer" => self.with_bucket(vec![(
                 "SIGNING_KEY_FILES",
@@ -55,11 +75,11 @@ impl Farm<'_> {
             )]),
             "frontend" => self.with_bucket(vec![
                 ("URL", self.url.to_owned()),
-                // Whoever can reach a loopback address is on this machine.
-                ("ANONYMOUS_READ", self.listen.ip().is_loopback().to_string()),
+                ("ANONYMOUS_READ", is_private(self.listen).to_string()),
             ]),
-            "evaluator" => self.with_store(role, ("LOCAL_SOURCES", "true".to_owned())),
-            _ => self.with_store(role, ("SLOTS", self.slots.to_string())),
+            "evaluator" => self.with_store(role, vec![("LOCAL_SOURCES", "true".to_owned())]),
+            // How long is long enough, a person says by a second Ctrl-C.
+            _ => self.with_store(role, vec![("SLOTS", self.slots.to_string()), ("GRACE", "365d".to_owned())]),
         }
     }
 
@@ -68,14 +88,14 @@ impl Farm<'_> {
     }
 
     /// Roles that use the Nix daemon.
-    fn with_store(&self, role: &str, more: (&'static str, String)) -> Variables {
-        vec![
+    fn with_store(&self, role: &str, more: Variables) -> Variables {
+        let always = [
             ("NODE", harmonia_builder::machine_name()),
             ("STATE_DIR", self.layout.path(role).display().to_string()),
             ("NIX_DAEMON", self.daemon.socket.display().to_string()),
             ("NIX_ROOT", self.daemon.root.display().to_string()),
-            more,
-        ]
+        ];
+        always.into_iter().chain(more).collect()
     }
 }
 
@@ -107,6 +127,11 @@ pub fn program(
         command
     };
     Ok(Program { name, command: Box::new(command), kind: Kind::Role })
+}
+
+/// Whoever can reach a loopback address is on this machine.
+pub fn is_private(listen: SocketAddr) -> bool {
+    listen.ip().is_loopback()
 }
 
 /// How this machine reaches what listens there.

@@ -1,12 +1,11 @@
 //! The bucket: on an S3 server of this farm's own, or on one that exists.
 
-use std::net::IpAddr;
+use std::net::SocketAddr;
 
 use reqwest::Url;
 
 use super::error::UpError;
 use super::layout::Layout;
-use super::ports::free_port;
 use super::roles::{self, Variables};
 use super::secrets;
 use super::supervise::Supervisor;
@@ -42,13 +41,12 @@ impl Bucket {
     }
 }
 
-/// The bucket that `given` names; without it, one on a server that is started here. Clients are sent there by the frontend, so it
-/// listens where the frontend does.
+/// The bucket that `given` names; without it, one on a server that is started here.
 pub fn start(
     layout: &Layout,
     supervisor: &Supervisor,
     given: Option<&str>,
-    (ip, public_host): (IpAddr, &str),
+    listen: SocketAddr,
 ) -> Result<Bucket, UpError> {
     if let Some(url) = given {
         let bucket = parse(url)?;
@@ -57,11 +55,9 @@ pub fn start(
     }
     let secret = secrets::once(&layout.secret("s3-own-secret"), secrets::password)?;
     secrets::write(&layout.secret("s3-secret"), &secret)?;
-    let listen = free_port(ip)?;
-    let outside = format!("http://{public_host}:{}", listen.port());
     let bucket = Bucket {
         endpoint: format!("http://{}", roles::local(listen)),
-        public_endpoint: (!ip.is_loopback()).then_some(outside),
+        public_endpoint: (!listen.ip().is_loopback()).then(|| super::public_url(listen)),
         name: BUCKET.to_owned(),
         region: None,
         key_id: KEY_ID.to_owned(),

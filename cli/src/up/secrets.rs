@@ -3,9 +3,10 @@
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use harmonia_nix::key::SecretKey;
+use harmonia_nix::key::{Keys, SecretKey};
+use harmonia_service::settings::Settings;
 
 use super::error::{UpError, file};
 use super::layout::Layout;
@@ -40,15 +41,19 @@ pub fn password() -> String {
     format!("{:032x}{:032x}", rand::random::<u128>(), rand::random::<u128>())
 }
 
-/// The key that signs the cache, named after the machine on which it was made.
-pub fn signing_key(layout: &Layout) -> Result<SecretKey, UpError> {
-    let path = layout.secret("signing-key");
-    if !path.exists() {
+/// The public halves of the keys that sign the cache, as Nix wants them. At first there is one, named after the machine.
+pub fn public_keys(layout: &Layout, settings: &Settings) -> Result<String, UpError> {
+    let own = layout.secret("signing-key");
+    let files: Vec<PathBuf> = match settings.get("signing_key_files") {
+        Some(files) => files.split(',').map(|file| file.trim().into()).collect(),
+        None => vec![own.clone()],
+    };
+    if files.contains(&own) && !own.exists() {
         let key = SecretKey::generate(&format!("harmonia-ci-{}-1", harmonia_builder::machine_name()))?;
-        write(&path, &key.to_text())?;
+        write(&own, &key.to_text())?;
     }
-    let text = fs::read_to_string(&path).map_err(file(&path))?;
-    Ok(SecretKey::parse(text.trim())?)
+    let keys = Keys::load(files)?.current();
+    Ok(keys.iter().map(SecretKey::public_text).collect::<Vec<_>>().join(" "))
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Parts of the farm, each a process that is started again when it ends.
 
+use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitStatus, Stdio};
@@ -65,12 +66,14 @@ struct Running {
 /// All parts that were started.
 pub struct Supervisor {
     terminal: Arc<Terminal>,
+    variables: Arc<[(&'static str, OsString)]>,
     running: Mutex<Vec<Running>>,
 }
 
 impl Supervisor {
-    pub fn new(terminal: Arc<Terminal>) -> Self {
-        Self { terminal, running: Mutex::default() }
+    /// Each part has these variables in its environment.
+    pub fn new(terminal: Arc<Terminal>, variables: Vec<(&'static str, OsString)>) -> Self {
+        Self { terminal, variables: variables.into(), running: Mutex::default() }
     }
 
     /// Starts a part and keeps it running.
@@ -79,7 +82,8 @@ impl Supervisor {
         let (say, state) = watch::channel(State::Runs);
         self.running().push(Running { name: program.name, orders, state });
         let log = Arc::new(Mutex::new(LogFile::new(layout.log(program.name))));
-        let keeper = Keeper { program, terminal: self.terminal.clone(), log, say };
+        let (terminal, variables) = (self.terminal.clone(), self.variables.clone());
+        let keeper = Keeper { program, terminal, variables, log, say };
         tokio::spawn(keeper.keep(received));
     }
 
@@ -127,6 +131,7 @@ enum Output {
 struct Keeper {
     program: Program,
     terminal: Arc<Terminal>,
+    variables: Arc<[(&'static str, OsString)]>,
     log: Arc<Mutex<LogFile>>,
     say: watch::Sender<State>,
 }
@@ -209,6 +214,7 @@ impl Keeper {
     /// In a group of its own: an interrupt at the terminal is for this process, which knows the order.
     fn spawn(&self) -> io::Result<Child> {
         let mut command = (self.program.command)();
+        command.envs(self.variables.iter().cloned());
         command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped());
         match self.program.kind {
             Kind::Role => command.stdin(Stdio::piped()).env(supervised::VARIABLE, "1"),

@@ -39,6 +39,16 @@ async fn what_is_missing_comes_with_what_to_do() {
 }
 
 #[tokio::test]
+async fn data_of_a_postgres_that_is_not_here_is_missing_it() {
+    let machine = Machine::new();
+    std::fs::create_dir_all(machine.data().join("postgres")).unwrap();
+    std::fs::write(machine.data().join("postgres/PG_VERSION"), "1000\n").unwrap();
+    let (_, findings) = findings(&machine, &mut machine.command("doctor"));
+    let (state, text) = &findings["postgres"];
+    assert!(state == "missing" && text.contains("made by PostgreSQL 1000"), "{text}");
+}
+
+#[tokio::test]
 async fn a_taken_port_is_found() {
     let machine = Machine::new();
     let _taken = crate::machine::take(machine.listen);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use crate::machine::{Machine, errors, signal};
+use crate::machine::{self, Machine, errors, signal};
 
 const BUILDS: usize = 200;
 /// All of it, on a machine that does other things too.
@@ -14,26 +14,16 @@ const PATIENCE: Duration = Duration::from_secs(600);
 
 /// A repository of so many derivations in chains of ten, whose last one needs all the others.
 fn repository() -> TempDir {
-    let directory = tempfile::tempdir().unwrap();
-    let shell = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/demo/sandbox-shell.nix");
-    std::fs::copy(shell, directory.path().join("sandbox-shell.nix")).unwrap();
-    let text = format!(
+    machine::repository(&format!(
         r#"let
-  shell = import ./sandbox-shell.nix;
-  make = name: script: derivation {{
-    inherit name; inherit (shell) builder; system = builtins.currentSystem; args = shell.args ++ [ "-euc" script ];
-  }};
-  link = n: make "link-${{toString n}}" (
+  link = n: derivation (make "link-${{toString n}}" (
     if n < {chains} then "echo ${{toString n}} >$out"
-    else "read -r below <${{builtins.elemAt links (n - {chains})}}; echo \"$below ${{toString n}}\" >$out");
+    else "read -r below <${{builtins.elemAt links (n - {chains})}}; echo \"$below ${{toString n}}\" >$out"));
   links = builtins.genList link {links};
-in {{ all = make "all" "for file in ${{toString links}}; do read -r line <$file; echo \"$line\"; done >$out"; }}
-"#,
+in {{ all = derivation (make "all" "for file in ${{toString links}}; do read -r line <$file; echo \"$line\"; done >$out"); }}"#,
         chains = BUILDS / 10,
         links = BUILDS - 1,
-    );
-    std::fs::write(directory.path().join("default.nix"), text).unwrap();
-    directory
+    ))
 }
 
 /// What `all` holds.

@@ -1,10 +1,11 @@
 //! From the first start to the second.
 
 use std::fs;
+use std::process::Command;
 
 use harmonia_tests::eventually;
 
-use crate::machine::{Machine, mode};
+use crate::machine::{Machine, demo, errors, mode, repository};
 
 #[tokio::test]
 async fn a_fresh_machine_has_a_farm_that_answers() {
@@ -55,6 +56,66 @@ async fn no_secret_is_on_a_command_line_or_in_an_environment() {
         let seen = format!("{}{}", line.join(" "), String::from_utf8_lossy(&environment));
         assert!(!secrets.iter().any(|secret| seen.contains(secret)), "{line:?}");
     }
+}
+
+#[tokio::test]
+async fn a_build_is_told_no_variable_of_the_person() {
+    let machine = Machine::new();
+    let _up = machine.start(machine.command("up").env("TOKEN_OF_THE_PERSON", "secret")).await;
+    // Its output is as empty as the variable has to be.
+    let repository = repository(
+        r#"{ asks = derivation (make "asks" "echo -n $TOKEN_OF_THE_PERSON >$out" // {
+             impureEnvVars = [ "TOKEN_OF_THE_PERSON" ]; outputHashMode = "flat"; outputHashAlgo = "sha256";
+             outputHash = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"; }); }"#,
+    );
+    machine.does(&["eval", repository.path().to_str().unwrap(), "--wait"]);
+}
+
+#[tokio::test]
+async fn a_proxy_is_not_asked_the_way_to_this_machine() {
+    let machine = Machine::new();
+    let nowhere = [("http_proxy", "http://127.0.0.1:1"), ("HTTP_PROXY", "http://127.0.0.1:1")];
+    let _up = machine.start(machine.command("up").envs(nowhere)).await;
+    let eval = ["--attr", "slow", "--wait"];
+    let output = machine.run(machine.bare("eval").arg(demo()).args(eval).envs(nowhere));
+    assert!(output.status.success(), "{}", errors(&output));
+}
+
+#[tokio::test]
+async fn a_careful_person_keeps_nobody_from_passing_through() {
+    let machine = Machine::new();
+    let up = machine.command("up");
+    let mut careful = Command::new("sh");
+    careful.args(["-c", "umask 077; exec \"$0\" \"$@\""]).arg(up.get_program()).args(up.get_args());
+    careful.envs(up.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let _up = machine.start(&mut careful).await;
+    machine.does(&["eval", demo().to_str().unwrap(), "--attr", "slow", "--wait"]);
+}
+
+#[tokio::test]
+async fn who_has_no_home_has_a_farm_all_the_same() {
+    let machine = Machine::new();
+    let _up = machine.start(machine.command("up").env("XDG_CONFIG_HOME", "/proc/nowhere")).await;
+    assert!(machine.printed().contains("warning: other commands do not find this farm"));
+}
+
+#[tokio::test]
+async fn what_a_person_has_set_for_a_role_counts() {
+    let machine = Machine::new();
+    fs::create_dir(machine.data()).unwrap();
+    fs::write(machine.data().join("config.toml"), "anonymous_read = false\n").unwrap();
+    let _up = machine.up().await;
+    assert_eq!(machine.get("/cache/nix-cache-info").await.unwrap().0, 401);
+}
+
+#[tokio::test]
+async fn the_bucket_stays_where_it_is() {
+    let machine = Machine::new();
+    let up = machine.up().await;
+    let place = machine.part("s3").unwrap().1;
+    up.kill();
+    let _up = machine.up().await;
+    assert_eq!(machine.part("s3").unwrap().1, place);
 }
 
 #[tokio::test]

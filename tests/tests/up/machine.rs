@@ -87,6 +87,15 @@ impl Machine {
         text
     }
 
+    /// A verb by a signer's configuration.
+    pub fn as_signer(&self, words: &[&str]) -> String {
+        let signer = self.data().join("secrets/signer.toml");
+        let output = self.run(self.bare(words[0]).args(&words[1..]).env("HARMONIA_CI_CONFIG", signer));
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{words:?}: {text}{}", errors(&output));
+        text
+    }
+
     /// Starts a farm and waits until it says that it is ready.
     pub async fn up(&self) -> Up<'_> {
         self.up_with(&[]).await
@@ -94,16 +103,19 @@ impl Machine {
 
     /// The same with further options.
     pub async fn up_with(&self, options: &[&str]) -> Up<'_> {
+        self.start(self.command("up").args(options)).await
+    }
+
+    /// The same by a command that starts it; it says that it is ready, or up for maintenance.
+    pub async fn start(&self, command: &mut Command) -> Up<'_> {
         let log = fs::File::options().append(true).create(true).open(self.output()).unwrap();
         let errors = log.try_clone().unwrap();
         fs::write(self.output(), "").unwrap();
-        let mut command = self.command("up");
-        command.args(options);
         // It ends with this test, however that ends: as its own roles end with it.
         command.env("HARMONIA_CI_SUPERVISED", "1").stdin(Stdio::piped()).stdout(log).stderr(errors);
         let child = command.process_group(0).spawn().unwrap();
         let mut up = Up { machine: self, child };
-        up.says("harmonia-ci is ready").await;
+        up.says("\nharmonia-ci is ").await;
         up
     }
 
@@ -135,8 +147,10 @@ impl Machine {
                     .collect()
             };
             let (line, environment) = (words("cmdline"), words("environ"));
-            // PostgreSQL writes over its environment; a process that has ended has neither.
-            let ours = environment.contains(&mark) || line.iter().any(|word| word.starts_with(&data));
+            // Those that are not ours have but little in their environment, and PostgreSQL writes over that; a process that has
+            // ended has neither.
+            let ours = environment.contains(&mark)
+                || environment.iter().chain(&line).any(|word| word.contains(&data));
             (ours && line.len() > 1).then_some((pid, line))
         });
         processes.collect()
@@ -228,6 +242,28 @@ pub fn take(address: SocketAddr) -> TcpListener {
 pub fn signal(pid: u32, name: &str) {
     let status = Command::new("kill").arg(format!("-{name}")).arg(pid.to_string()).status().unwrap();
     assert!(status.success(), "process {pid} takes no signal");
+}
+
+/// The repository that comes with the documents.
+pub fn demo() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/demo").canonicalize().unwrap()
+}
+
+/// One with this `default.nix`, in which `make` turns a name and a script into what `derivation` wants.
+pub fn repository(expression: &str) -> TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    fs::copy(demo().join("sandbox-shell.nix"), directory.path().join("sandbox-shell.nix")).unwrap();
+    let text = format!(
+        r#"let
+  shell = import ./sandbox-shell.nix;
+  make = name: script: {{
+    inherit name; inherit (shell) builder; system = builtins.currentSystem; args = shell.args ++ [ "-euc" script ];
+  }};
+in {expression}
+"#
+    );
+    fs::write(directory.path().join("default.nix"), text).unwrap();
+    directory
 }
 
 /// What a program said to people.

@@ -3,6 +3,8 @@
 use std::fs;
 use std::process::Command;
 
+use harmonia_tests::eventually;
+
 use crate::machine::{Machine, errors, take};
 
 #[tokio::test]
@@ -57,6 +59,27 @@ async fn a_bucket_that_cannot_be_meant_is_explained() {
     let refused = machine.run(machine.command("up").args(["--s3", "http://host/bucket"]));
     assert_eq!(refused.status.code(), Some(2));
     assert!(errors(&refused).contains("KEY:SECRET@HOST"), "{}", errors(&refused));
+}
+
+#[tokio::test]
+async fn a_setting_that_an_option_says_names_the_option() {
+    let machine = Machine::new();
+    fs::create_dir(machine.data()).unwrap();
+    fs::write(machine.data().join("config.toml"), "listen = '127.0.0.1:1'\n").unwrap();
+    let refused = machine.run(&mut machine.command("up"));
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(errors(&refused).contains("sets listen, which is for --listen to say"), "{}", errors(&refused));
+}
+
+#[tokio::test]
+async fn a_lost_password_of_the_database_is_named() {
+    let machine = Machine::new();
+    machine.up().await.interrupt();
+    eventually("everything ends", || async { machine.processes().is_empty() }).await;
+    fs::remove_file(machine.data().join("secrets/postgres-password")).unwrap();
+    let refused = machine.run(&mut machine.command("up"));
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(errors(&refused).contains("does not take the password in"), "{}", errors(&refused));
 }
 
 #[tokio::test]

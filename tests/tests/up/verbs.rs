@@ -1,16 +1,14 @@
 //! What people type, against a farm that runs.
 
-use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use harmonia_tests::document;
 use harmonia_tests::eventually;
 
-use crate::machine::Machine;
+use crate::machine::{self, Machine, errors};
 
 fn demo() -> String {
-    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/demo").canonicalize().unwrap();
-    demo.to_str().unwrap().to_owned()
+    machine::demo().to_str().unwrap().to_owned()
 }
 
 /// All of these are in what was printed.
@@ -38,6 +36,49 @@ async fn what_is_built_is_read_back() {
     let json: serde_json::Value =
         serde_json::from_str(&machine.does(&["status", "1", "-o", "json"])).unwrap();
     assert_eq!(json["builds"]["succeeded"], 39);
+}
+
+#[tokio::test]
+async fn what_a_program_reads_is_json_and_nothing_else() {
+    let machine = Machine::new();
+    let _up = machine.up().await;
+    let output = machine.run(machine.bare("eval").args([&demo(), "--attr", "slow", "--wait", "-o", "json"]));
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["status"], "succeeded");
+    has(&errors(&output), &["evaluation 1"]);
+}
+
+#[tokio::test]
+async fn an_error_among_many_attributes_is_said() {
+    let machine = Machine::new();
+    let _up = machine.up().await;
+    let repository = machine::repository(
+        r#"builtins.listToAttrs (builtins.genList (n: { name = "a${toString n}"; value = derivation (make "a" "echo >$out"); }) 250)
+           // { zero = throw "nothing is left"; }"#,
+    );
+    let (text, code) = machine.verb(&["eval", repository.path().to_str().unwrap(), "--wait"]);
+    assert_eq!(code, 1, "{text}");
+    has(&text, &["1 of 251 attributes cannot be evaluated", "zero cannot be evaluated", "nothing is left"]);
+}
+
+#[tokio::test]
+async fn who_has_read_enough_hears_of_no_panic() {
+    let machine = Machine::new();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = machine.bare("doctor").stdin(Stdio::null()).stdout(writer).output().unwrap();
+    assert_eq!((output.status.code(), errors(&output)), (Some(0), String::new()));
+}
+
+#[tokio::test]
+async fn an_option_wins_over_a_variable() {
+    let machine = Machine::new();
+    let _up = machine.up().await;
+    let token = machine.data().join("token");
+    let mut list = machine.bare("token");
+    list.args(["list", "--token-file"]).arg(token).env("HARMONIA_CI_TOKEN", "of-another-farm");
+    let output = machine.run(&mut list);
+    assert!(output.status.success(), "{}", errors(&output));
 }
 
 #[tokio::test]
@@ -121,38 +162,54 @@ async fn the_house_is_kept_by_hand() {
     has(&machine.does(&["status", "1"]), &["succeeded, pinned"]);
     has(&machine.does(&["pin", "1", "--undo"]), &["evaluation 1 is not pinned any more"]);
 
-    let (signer, _) = machine.part("signer").expect("a signer");
-    let environment = std::fs::read(format!("/proc/{signer}/environ")).unwrap();
-    let environment: Vec<(String, String)> = environment
-        .split(|byte| *byte == 0)
-        .filter_map(|line| {
-            String::from_utf8_lossy(line).split_once('=').map(|(n, v)| (n.to_owned(), v.to_owned()))
-        })
-        .filter(|(name, _)| name.starts_with("HARMONIA_CI_"))
-        .collect();
-    let as_signer = |words: &[&str]| {
-        let output = machine.run(machine.bare(words[0]).args(&words[1..]).envs(environment.clone()));
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert!(output.status.success(), "{words:?}: {text}{}", String::from_utf8_lossy(&output.stderr));
-        text
-    };
     let would = ["0 B  paths that nobody needs: would be removed", "objects in the bucket"];
-    has(&as_signer(&["cache", "sweep", "--dry-run"]), &would);
-    has(&as_signer(&["cache", "sweep"]), &["0 B  paths that nobody needs: removed"]);
-    has(&as_signer(&["cache", "resign"]), &["narinfos signed again"]);
-    has(&as_signer(&["cache", "resign", "--status"]), &["nobody has asked"]);
-    has(&as_signer(&["cache", "resign", "--background"]), &["signers will do it"]);
+    has(&machine.as_signer(&["cache", "sweep", "--dry-run"]), &would);
+    has(&machine.as_signer(&["cache", "sweep"]), &["0 B  paths that nobody needs: removed"]);
+    has(&machine.as_signer(&["cache", "resign"]), &["narinfos signed again"]);
+    has(&machine.as_signer(&["cache", "resign", "--status"]), &["nobody has asked"]);
+    has(&machine.as_signer(&["cache", "resign", "--background"]), &["signers will do it"]);
     eventually("the signer has signed everything again", || async {
-        as_signer(&["cache", "resign", "--status"]).contains("done at")
+        machine.as_signer(&["cache", "resign", "--status"]).contains("done at")
     })
     .await;
-    let done: serde_json::Value = serde_json::from_str(&as_signer(&["resync", "-o", "json"])).unwrap();
+    let done: serde_json::Value =
+        serde_json::from_str(&machine.as_signer(&["resync", "-o", "json"])).unwrap();
     assert!(done["same"].as_u64() > Some(0), "{done}");
     assert_eq!(
         (&done["adopted"], &done["lost"], &done["violations"]),
         (&0.into(), &0.into(), &0.into()),
         "{done}"
     );
+}
+
+#[tokio::test]
+async fn a_database_is_restored_under_a_bucket_that_went_on() {
+    let machine = Machine::new();
+    let dump = machine.data().with_extension("dump");
+    let url =
+        || std::fs::read_to_string(machine.data().join("secrets/database-url")).unwrap().trim().to_owned();
+    let postgres = |command: &mut Command| {
+        let output = machine.run(command);
+        assert!(output.status.success(), "{command:?}: {}", errors(&output));
+    };
+    let up = machine.up().await;
+    machine.does(&["eval", &demo(), "--attr", "slow", "--wait"]);
+    postgres(Command::new("pg_dump").args(["--format=custom", "--dbname", &url(), "--file"]).arg(&dump));
+    machine.does(&["eval", &demo(), "--attr", "everything", "--wait"]);
+    up.kill();
+    eventually("everything ends", || async { machine.processes().is_empty() }).await;
+
+    std::fs::remove_dir_all(machine.data().join("postgres")).unwrap();
+    let up = machine.up_with(&["--maintenance"]).await;
+    postgres(Command::new("psql").args(["--command", "DROP SCHEMA ci CASCADE", &url()]));
+    postgres(Command::new("pg_restore").args(["--exit-on-error", "--dbname", &url()]).arg(&dump));
+    let done: serde_json::Value =
+        serde_json::from_str(&machine.as_signer(&["resync", "-o", "json"])).unwrap();
+    assert!(done["adopted"].as_u64() > Some(0), "{done}");
+    up.interrupt();
+    up.ended().await;
+    let _up = machine.up().await;
+    has(&machine.does(&["eval", &demo(), "--attr", "everything", "--wait"]), &["evaluation 2", "succeeded"]);
 }
 
 #[tokio::test]
