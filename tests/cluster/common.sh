@@ -74,10 +74,13 @@ runs() {
     return 1
 }
 
-# await SECONDS WHAT COMMAND…: until the command succeeds.
+# What should take a moment may take so many seconds: the machine may be busy.
+patience=180
+
+# await WHAT COMMAND…: until the command succeeds.
 await() {
-    local deadline=$((SECONDS + $1)) what=$2
-    shift 2
+    local deadline=$((SECONDS + patience)) what=$1
+    shift
     until "$@" >/dev/null 2>&1; do
         ((SECONDS < deadline)) || fail "$what: not in time"
         sleep 0.1

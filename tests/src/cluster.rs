@@ -1,5 +1,6 @@
 //! A farm in the cluster, installed once from the chart as a newcomer does, and a person who uses it from outside.
 
+use std::cell::RefCell;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -151,14 +152,25 @@ impl Farm {
 
     /// Waits until a build is as wanted.
     pub async fn until(&self, name: &str, holds: impl Fn(&Value) -> bool) -> Value {
-        eventually(name, PATIENCE, async || self.build(name).await.is_some_and(|build| holds(&build))).await;
-        self.build(name).await.unwrap()
+        let found = RefCell::new(None);
+        eventually(name, PATIENCE, async || {
+            found.replace(self.build(name).await.filter(&holds));
+            found.borrow().is_some()
+        })
+        .await;
+        found.take().unwrap()
     }
 
-    /// Waits until a build runs; the Kubernetes node that it runs on.
+    /// Waits until somebody has begun to build it; the last who has, and may have ended.
+    pub async fn begun_by(&self, name: &str) -> Value {
+        let last = |build: &Value| build["attempts"].as_array().and_then(|attempts| attempts.last().cloned());
+        let build = self.until(name, |build| last(build).is_some()).await;
+        last(&build).unwrap()["node"].clone()
+    }
+
+    /// The same; the Kubernetes node of it.
     pub async fn runs_on(&self, name: &str) -> String {
-        let build = self.until(name, |build| build["state"] == "building").await;
-        self.kube_node(&build["node"]).await
+        self.kube_node(&self.begun_by(name).await).await
     }
 
     /// Waits for the good end of builds, each at its first attempt and signed.
@@ -210,13 +222,12 @@ impl Pool<'_> {
         self.farm.does(&["eval", &url, "--project", &format!("{NAMESPACE}/{}", self.name)]).await;
     }
 
-    /// Queues builds and waits until all of them run; the pod of each.
+    /// Queues builds and waits until all of them have begun; the pod of each.
     pub async fn run(&self, builds: &[Sleeper]) -> Vec<String> {
         self.queue(builds).await;
         let mut pods = Vec::new();
         for build in builds {
-            let build = self.farm.until(&build.name, |build| build["state"] == "building").await;
-            pods.push(build["node"].as_str().unwrap().to_owned());
+            pods.push(self.farm.begun_by(&build.name).await.as_str().unwrap().to_owned());
         }
         pods
     }
@@ -281,7 +292,7 @@ impl Drop for Pool<'_> {
         }
         quietly(&["uncordon", "node1", "node2"]);
         let objects = [format!("builderpool/{}", self.name), format!("project/{}", self.name)];
-        quietly(&["-n", NAMESPACE, "delete", "--timeout=60s", &objects[0], &objects[1]]);
+        quietly(&["-n", NAMESPACE, "delete", "--timeout=180s", &objects[0], &objects[1]]);
     }
 }
 

@@ -123,7 +123,7 @@ impl Press {
     /// The attributes of an evaluation: errors, or none.
     pub async fn attributes(&self, id: i64) -> BTreeMap<String, Option<String>> {
         let attributes =
-            evaluations::attributes(&self.farm.frontend, id, "", 1000).await.expect("attributes");
+            evaluations::attributes(&self.farm.frontend, id, "", false, 1000).await.expect("attributes");
         let attributes = attributes.into_iter().map(|attribute| {
             assert!(attribute.build.is_some() != attribute.error.is_some(), "{attribute:?}");
             (attribute.name, attribute.error)

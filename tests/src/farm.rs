@@ -268,7 +268,7 @@ impl Farm {
     /// From here on, whoever connects and then waits for a lock gets an error: to be called before anybody does.
     pub async fn forbid_waiting(&self) {
         let name = self.database.name();
-        self.database.execute(&format!("ALTER DATABASE {name} SET lock_timeout = '2s'")).await;
+        self.database.execute(&format!("ALTER DATABASE {name} SET lock_timeout = '60s'")).await;
     }
 
     /// Leads as the janitor; nobody else may.
@@ -288,9 +288,10 @@ impl Farm {
         self.database.freeze_clock().await;
     }
 
-    /// Lets time pass.
+    /// Lets time pass, in which a reaper goes on looking.
     pub async fn advance(&self, seconds: f64) {
         self.database.advance(seconds).await;
+        self.database.execute("UPDATE ci.leadership SET looked_at = ci.clock()").await;
     }
 
     /// Lets time pass and the resolver notice it.

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -11,9 +11,11 @@ use std::time::Duration;
 use reqwest::redirect::Policy;
 use reqwest::{Client, Method, RequestBuilder, Response};
 use serde_json::{Value, json};
+use tokio::sync::OnceCell;
 
 use crate::guard::{Guard, cache};
 use crate::pg::{Database, Server};
+use crate::press::free_port;
 
 /// As `./dev` makes it.
 const VERSION: &str = "1.26.0";
@@ -25,6 +27,8 @@ pub struct Gitea {
     pub url: String,
     /// The token of the user `acme`, who may do everything there.
     pub token: String,
+    /// One as docs/forges.md wants it: of the user `bot`, an administrator of `acme/dots` and of nothing else.
+    pub bot: String,
     client: Client,
     _guard: Guard,
     _database: Database,
@@ -37,14 +41,11 @@ impl Gitea {
         if !place.join("gitea").exists() {
             return None;
         }
-        let guard = Guard::new("gitea-");
-        let database = Server::shared().empty_database().await;
-        let role = database.server().unique("gitea");
-        database.execute(&format!("CREATE ROLE {role} LOGIN SUPERUSER PASSWORD 'gitea'")).await;
-        let port = TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("it").port();
-        fs::write(guard.directory().join("app.ini"), settings(&guard, &place, &database, &role, port))
-            .expect("write the settings");
-        run(program(&place, guard.directory()).arg("migrate"));
+        static BEGINNING: OnceCell<Beginning> = OnceCell::const_new();
+        let beginning = BEGINNING.get_or_init(|| Beginning::make(&place)).await;
+        let database = Server::shared().empty_database_from(beginning.database.name()).await;
+        let port = free_port();
+        let guard = furnished(&place, &database, port);
         guard.start(program(&place, guard.directory()).arg("web"));
         let url = format!("http://127.0.0.1:{port}");
         crate::eventually("Gitea listens", || async {
@@ -52,24 +53,14 @@ impl Gitea {
             TcpStream::connect(("127.0.0.1", port)).is_ok()
         })
         .await;
-        make_person(&place, guard.directory(), "acme");
-        let token = run(program(&place, guard.directory()).args([
-            "admin",
-            "user",
-            "generate-access-token",
-            "--username",
-            "acme",
-            "--token-name",
-            "tests",
-            "--scopes",
-            "all",
-            "--raw",
-        ]));
         let _ = rustls::crypto::ring::default_provider().install_default();
         let client = Client::builder().timeout(Duration::from_secs(60)).build().expect("a client");
-        // Before it, it says again that it should not run as root.
-        let token = token.lines().last().unwrap_or_default().to_owned();
-        Some(Gitea { url, token, client, _guard: guard, _database: database })
+        let token = beginning.token.clone();
+        let gitea = Gitea { url, token, bot: String::new(), client, _guard: guard, _database: database };
+        gitea.person("bot").await;
+        let token = json!({"name": "ci", "scopes": ["write:repository", "read:issue"]});
+        let made = gitea.ask("bot", Method::POST, "users/bot/tokens", token).await;
+        Some(Gitea { bot: made["sha1"].as_str().expect("a token").to_owned(), ..gitea })
     }
 
     /// Asks its API as the user `acme`, or as another.
@@ -136,12 +127,47 @@ impl Gitea {
     /// The repository `acme/dots` with a webhook to this address.
     pub async fn repository(&self, webhook: &str, secret: &str) {
         self.ask("acme", Method::POST, "user/repos", json!({"name": "dots", "default_branch": "main"})).await;
+        let bot = "repos/acme/dots/collaborators/bot";
+        self.ask("acme", Method::PUT, bot, json!({"permission": "admin"})).await;
         let events =
             ["push", "delete", "pull_request", "pull_request_sync", "issue_comment", "pull_request_comment"];
         let config = json!({"url": webhook, "content_type": "json", "secret": secret});
         let hook = json!({"type": "gitea", "active": true, "events": events, "config": config});
         self.ask("acme", Method::POST, "repos/acme/dots/hooks", hook).await;
     }
+}
+
+/// What all of this process begin with, for it takes long to make: tables, and the user `acme` with a token.
+struct Beginning {
+    /// Nobody is connected to it.
+    database: Database,
+    token: String,
+}
+
+impl Beginning {
+    async fn make(place: &Path) -> Beginning {
+        let database = Server::shared().empty_database().await;
+        database.server().execute("CREATE ROLE gitea LOGIN SUPERUSER PASSWORD 'gitea'").await;
+        let guard = furnished(place, &database, free_port());
+        let program = || program(place, guard.directory());
+        run(program().arg("migrate"));
+        let (name, mail) = ("acme", "acme@example.org");
+        let create = ["admin", "user", "create", "--username", name, "--password", PASSWORD, "--email", mail];
+        run(program().args(create).args(["--must-change-password=false", "--admin"]));
+        let generate =
+            ["admin", "user", "generate-access-token", "--username", name, "--token-name", "tests"];
+        let said = run(program().args(generate).args(["--scopes", "all", "--raw"]));
+        // Before it, it says again that it should not run as root.
+        Beginning { database, token: said.lines().last().unwrap_or_default().to_owned() }
+    }
+}
+
+/// A directory with settings.
+fn furnished(place: &Path, database: &Database, port: u16) -> Guard {
+    let guard = Guard::new("gitea-");
+    let settings = settings(&guard, place, database, port);
+    fs::write(guard.directory().join("app.ini"), settings).expect("write the settings");
+    guard
 }
 
 /// Somebody with a browser: cookies, and forms with all their fields.
@@ -203,13 +229,13 @@ fn hidden(page: &str) -> Vec<(String, String)> {
     hidden.filter_map(|tag| Some((word(tag, "name")?, word(tag, " value")?))).collect()
 }
 
-fn settings(guard: &Guard, place: &Path, database: &Database, role: &str, port: u16) -> String {
+fn settings(guard: &Guard, place: &Path, database: &Database, port: u16) -> String {
     let (work, place) = (guard.directory().display(), place.display());
     let sockets = database.server().sockets().display();
     let user = std::env::var("USER").unwrap_or_else(|_| "root".to_owned());
     format!(
         "RUN_USER = {user}\nWORK_PATH = {work}\n
-[database]\nDB_TYPE = postgres\nHOST = {sockets}:{}\nNAME = {}\nUSER = {role}\nPASSWD = gitea\nSSL_MODE = disable\n
+[database]\nDB_TYPE = postgres\nHOST = {sockets}:{}\nNAME = {}\nUSER = gitea\nPASSWD = gitea\nSSL_MODE = disable\n
 [server]\nHTTP_ADDR = 127.0.0.1\nHTTP_PORT = {port}\nROOT_URL = http://127.0.0.1:{port}/\nSTATIC_ROOT_PATH = {place}\nOFFLINE_MODE = true\nDISABLE_SSH = true\n
 [repository]\nROOT = {work}/repositories\n
 [security]\nINSTALL_LOCK = true\nSECRET_KEY = tests\nPASSWORD_HASH_ALGO = pbkdf2$1000$50\n
@@ -232,14 +258,6 @@ fn program(place: &Path, work: &Path) -> Command {
         .env("GITEA_I_AM_BEING_UNSAFE_RUNNING_AS_ROOT", "true")
         .env("HOME", work);
     command
-}
-
-fn make_person(place: &Path, work: &Path, name: &str) {
-    let mut command = program(place, work);
-    let mail = format!("{name}@example.org");
-    command.args(["admin", "user", "create", "--username", name, "--password", PASSWORD, "--email", &mail]);
-    command.args(["--must-change-password=false", "--admin"]);
-    run(&mut command);
 }
 
 /// What a command prints; it must go well.

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::env;
 use std::ffi::OsString;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ pub async fn define() {
         let apply = ["apply", "--server-side", "--force-conflicts", "--filename", "-"];
         try_kubectl(&apply, &yaml).await.unwrap_or_else(|complaint| panic!("kubectl apply: {complaint}"));
         let name = crd.metadata.name.expect("a definition's name");
-        kubectl(&["wait", "--for=condition=Established", "--timeout=30s", &format!("crd/{name}")]).await;
+        kubectl(&["wait", "--for=condition=Established", "--timeout=180s", &format!("crd/{name}")]).await;
     }
 }
 
@@ -57,9 +57,21 @@ pub async fn eventually(what: &str, within: Duration, holds: impl AsyncFn() -> b
     }
 }
 
-/// Cuts a node's power. Its disk stays.
-pub async fn node_off(name: &str) {
+/// Cuts a node's power. Its disk stays. With what this returns it is switched on again at the latest.
+pub async fn node_off(name: &str) -> Off {
+    let off = Off(name.to_owned());
     script("node-off", name).await;
+    off
+}
+
+/// A node without power.
+#[must_use]
+pub struct Off(String);
+
+impl Drop for Off {
+    fn drop(&mut self) {
+        let _ = Command::new(program("node-on")).arg(&self.0).stdin(Stdio::null()).output();
+    }
 }
 
 /// Switches a node on again.
@@ -136,7 +148,7 @@ impl Namespace {
         kubectl(&["create", "namespace", &name]).await;
         let namespace = Namespace { name };
         // Without it, pods are refused.
-        eventually("the default service account", Duration::from_secs(90), async || {
+        eventually("the default service account", crate::PATIENCE, async || {
             namespace.try_kubectl(&["get", "serviceaccount", "default"]).await.is_ok()
         })
         .await;
@@ -217,10 +229,13 @@ async fn script(verb: &str, argument: &str) {
 }
 
 async fn script_output(verb: &str, words: &[&str]) -> Output {
-    let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("cluster").join(verb);
-    let mut command = tokio::process::Command::new(&program);
+    let mut command = tokio::process::Command::new(program(verb));
     command.args(words).stdin(Stdio::null()).kill_on_drop(true);
     command.output().await.expect("run a script of the cluster")
+}
+
+fn program(verb: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("cluster").join(verb)
 }
 
 fn setting(name: &str) -> OsString {

@@ -20,23 +20,46 @@ pub mod repository;
 pub mod s3;
 pub mod yard;
 
+use std::io::Write;
+use std::time::{Duration, Instant};
+
 pub use guard::cache;
+
+/// How long a test waits for what should come at once: machines may be busy, and stall.
+pub const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Whether `./dev test --long` asked for more seeds and longer runs.
 pub fn long() -> bool {
     std::env::var_os("HARMONIA_CI_LONG").is_some()
 }
 
-/// Waits until something holds, for three minutes at most, since machines may be busy; for ten in long runs, where more is done.
+/// Says that a test is skipped, and why, past what keeps the words of tests that do not fail. Where `CI` is set nothing may be
+/// missing.
+pub fn skip(why: &str) {
+    assert!(std::env::var_os("CI").is_none(), "{why}");
+    let test = std::thread::current().name().unwrap_or_default().to_owned();
+    let _ = writeln!(std::io::stderr(), "{test} is skipped: {why}");
+}
+
+/// Waits until something holds; three times as long in long runs, where more is done.
 pub async fn eventually<F, Fut>(what: &str, holds: F)
 where
     F: Fn() -> Fut,
     Fut: Future<Output = bool>,
 {
-    let minutes = if long() { 10 } else { 3 };
-    let until = tokio::time::Instant::now() + std::time::Duration::from_secs(60 * minutes);
+    let patience = if long() { 3 * PATIENCE } else { PATIENCE };
+    let until = Instant::now() + patience;
     while !holds().await {
-        assert!(tokio::time::Instant::now() < until, "{what}: not within {minutes} minutes");
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        assert!(Instant::now() < until, "{what}: not within {patience:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// The same where nothing can be awaited.
+fn until(what: &str, holds: impl Fn() -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < until, "{what}: not within {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -8,8 +8,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::thread;
-use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
@@ -212,11 +210,10 @@ impl Nix {
         words.extend(self.version.program("nix-daemon"));
         let mut command = self.plain_command(&words);
         self.guard.start(command.env("NIX_REMOTE", format!("local?root={}", self.root().display())));
-        let listens = (0..1000).any(|_| {
-            thread::sleep(Duration::from_millis(10));
+        crate::until("the Nix daemon listens", || {
+            assert!(self.guard.runs(), "the Nix daemon ended:\n{}", self.log());
             UnixStream::connect(self.socket()).is_ok()
         });
-        assert!(listens, "the Nix daemon does not listen:\n{}", self.log());
     }
 
     fn plain_command(&self, words: &[PathBuf]) -> Command {

@@ -1,5 +1,6 @@
 //! An operator in this process, between a real Kubernetes API and a real PostgreSQL.
 
+use std::fmt::Debug;
 use std::net::SocketAddr;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -12,13 +13,30 @@ use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
+use tokio::time::sleep;
 
 use crate::farm::Farm;
 use crate::guard::serve;
 use crate::kube::{Namespace, eventually, try_kubectl};
 
 /// How long the operator, or the cluster's own controllers, may take to do what is asked for: the machine may be busy.
-pub const SOON: Duration = Duration::from_secs(180);
+pub const SOON: Duration = crate::PATIENCE;
+
+/// Nothing more is asked for, for a quarter of a minute. The cluster's own controllers take their time, and the last word of each is
+/// looked at.
+pub async fn falls_silent<T: Debug>(asked: impl Fn() -> Vec<T>) {
+    let mut known = asked().len();
+    for _ in 0..10 {
+        sleep(Duration::from_secs(15)).await;
+        let asked = asked();
+        if asked.len() == known {
+            return;
+        }
+        eprintln!("{:#?}", &asked[known..]);
+        known = asked.len();
+    }
+    panic!("it goes on asking");
+}
 
 /// A release in a namespace of its own, called like it, with a database of its own. It watches that namespace and those that it
 /// was told of.

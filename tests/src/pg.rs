@@ -11,11 +11,11 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread;
-use std::time::Duration;
 
 use harmonia_queue::{Db, migrate};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, PgPool};
+use tokio::runtime::Builder;
 use tokio::sync::OnceCell;
 
 const SUPERUSER: &str = "postgres";
@@ -46,6 +46,16 @@ impl Options {
         self.settings.push((name.to_owned(), value.to_owned()));
         self
     }
+
+    /// For many short lives: nothing would survive the machine's end, and nobody tidies up in the background.
+    pub fn fleeting(self) -> Self {
+        self.set("fsync", "off").set("full_page_writes", "off").set("autovacuum", "off")
+    }
+
+    /// Keeps all that is written, for [`Server::recover`].
+    pub fn archived(self) -> Self {
+        self.set("archive_mode", "on").set("archive_command", "mkdir -p ../archive && cp %p ../archive/%f")
+    }
 }
 
 /// A running PostgreSQL cluster in a temporary directory.
@@ -58,11 +68,12 @@ pub struct Server {
     counter: AtomicUsize,
 }
 
+static SHARED: OnceLock<Arc<Server>> = OnceLock::new();
+
 impl Server {
     /// The one server that the tests of this process share.
     pub fn shared() -> Arc<Server> {
-        static SHARED: OnceLock<Arc<Server>> = OnceLock::new();
-        SHARED.get_or_init(|| Server::start(Options::default())).clone()
+        SHARED.get_or_init(|| Server::start(Options::default().fleeting())).clone()
     }
 
     /// Makes and starts a cluster of its own.
@@ -110,6 +121,37 @@ impl Server {
     pub async fn start_again(self: &Arc<Self>) {
         let server = self.clone();
         tokio::task::spawn_blocking(move || server.start_postgres()).await.expect("start PostgreSQL");
+    }
+
+    /// Makes a base backup, from which an archived server can be recovered.
+    pub async fn back_up(self: &Arc<Self>) {
+        let server = self.clone();
+        let backup = move || {
+            let mut command = server.command("pg_basebackup");
+            command.args(["--checkpoint=fast", "--wal-method=none", "--dbname", &server.url("postgres")]);
+            server.run(command.arg("--pgdata").arg(server.directory.join("base")));
+        };
+        tokio::task::spawn_blocking(backup).await.expect("a base backup");
+    }
+
+    /// Is again what it was at a restore point: the base backup, and what the archive has of the time from then on.
+    pub async fn recover(self: &Arc<Self>, point: &str) {
+        let is_archived = "
+            DO $$ DECLARE v_last text := pg_walfile_name(pg_switch_wal()); BEGIN
+              WHILE (SELECT last_archived_wal FROM pg_stat_archiver) < v_last LOOP PERFORM pg_sleep(0.05), pg_stat_clear_snapshot(); END LOOP;
+            END $$";
+        self.execute(is_archived).await;
+        self.stop_immediate().await;
+        fs::remove_dir_all(self.data()).expect("lose the data");
+        fs::rename(self.directory.join("base"), self.data()).expect("take the backup");
+        let settings = format!(
+            "restore_command = 'cp ../archive/%f %p'\nrecovery_target_name = '{point}'\nrecovery_target_action = 'promote'\n"
+        );
+        self.write("data/postgresql.auto.conf", &settings);
+        self.write("data/recovery.signal", "");
+        self.start_again().await;
+        let recovers = "DO $$ BEGIN WHILE pg_is_in_recovery() LOOP PERFORM pg_sleep(0.05); END LOOP; END $$";
+        self.execute(recovers).await;
     }
 
     /// The superuser's URL of a database, past the pooler.
@@ -168,9 +210,10 @@ impl Server {
         self.empty_database_from("template1").await
     }
 
-    async fn empty_database_from(self: &Arc<Self>, template: &str) -> Database {
+    pub(crate) async fn empty_database_from(self: &Arc<Self>, template: &str) -> Database {
         let name = self.unique("test");
-        self.execute(&format!("CREATE DATABASE {name} TEMPLATE {template}")).await;
+        // As files: otherwise every page of it would go into the log too.
+        self.execute(&format!("CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy")).await;
         let admin = pool(&self.url(&name), 4);
         Database { server: self.clone(), name, admin }
     }
@@ -234,7 +277,7 @@ impl Server {
                  max_client_conn = 1000\n\
                  server_login_retry = 1\n\
                  server_idle_timeout = 2\n\
-                 query_wait_timeout = 10\n\
+                 query_wait_timeout = 120\n\
                  auth_type = scram-sha-256\n\
                  auth_user = {SUPERUSER}\n\
                  auth_file = {users}\n\
@@ -247,11 +290,7 @@ impl Server {
         self.run(self.as_user(program).arg("--daemon").arg(ini));
         // It returns before it listens.
         let socket = self.directory.join(format!(".s.PGSQL.{POOLER_PORT}"));
-        let listens = (0..500).any(|_| {
-            thread::sleep(Duration::from_millis(20));
-            UnixStream::connect(&socket).is_ok()
-        });
-        assert!(listens, "PgBouncer does not listen");
+        crate::until("PgBouncer listens", || UnixStream::connect(&socket).is_ok());
     }
 
     fn pg_ctl(&self) -> Command {
@@ -305,6 +344,15 @@ pub struct Database {
 }
 
 impl Database {
+    /// The same by new connections, after its server has ended and begun again.
+    pub fn again(&self) -> Database {
+        Database {
+            server: self.server.clone(),
+            name: self.name.clone(),
+            admin: pool(&self.server.url(&self.name), 4),
+        }
+    }
+
     /// Its name.
     pub fn name(&self) -> &str {
         &self.name
@@ -411,6 +459,19 @@ impl Database {
     }
 }
 
+impl Drop for Database {
+    /// Those of the shared server would pile up; any other server takes its own along. Nobody waits for it.
+    fn drop(&mut self) {
+        if SHARED.get().is_some_and(|shared| Arc::ptr_eq(shared, &self.server)) {
+            let (server, name) = (self.server.clone(), self.name.clone());
+            thread::spawn(move || {
+                let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+                runtime.block_on(server.execute(&format!("DROP DATABASE {name} WITH (FORCE)")));
+            });
+        }
+    }
+}
+
 /// A database login made for a test.
 #[derive(Debug, Clone)]
 pub struct Login {
@@ -453,7 +514,7 @@ fn pool(url: &str, connections: u32) -> PgPool {
 }
 
 const HBA: &str = "\
-local all postgres trust
+local all,replication postgres trust
 local all all scram-sha-256
 host all all all scram-sha-256
 ";

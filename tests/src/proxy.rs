@@ -8,8 +8,9 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
+use futures::FutureExt;
+use futures::future::Shared;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::sync::oneshot;
@@ -35,13 +36,18 @@ pub enum Fault {
     CutResponse(usize),
     /// The server gets all of it and answers, the client gets nothing: this is called and then the connections are cut.
     Swallow(Box<dyn FnOnce() + Send>),
-    /// It reaches the server later.
-    Delay(Duration),
-    /// It reaches the server when the other half says so, or is dropped.
-    Hold(oneshot::Receiver<()>),
+    /// It reaches the server when the other half says so, or is dropped, and so does whatever has its name: a client that loses
+    /// patience asks again.
+    Hold(Shared<oneshot::Receiver<()>>),
 }
 
 impl Fault {
+    /// [`Fault::Hold`], and what ends it.
+    pub fn hold() -> (oneshot::Sender<()>, Fault) {
+        let (release, held) = oneshot::channel();
+        (release, Fault::Hold(held.shared()))
+    }
+
     /// What S3 says to those who ask too much.
     pub fn slow_down() -> Fault {
         let body = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n\
@@ -57,7 +63,6 @@ impl fmt::Debug for Fault {
             Fault::CutRequest(bytes) => write!(formatter, "CutRequest({bytes})"),
             Fault::CutResponse(bytes) => write!(formatter, "CutResponse({bytes})"),
             Fault::Swallow(_) => write!(formatter, "Swallow"),
-            Fault::Delay(time) => write!(formatter, "Delay({time:?})"),
             Fault::Hold(_) => write!(formatter, "Hold"),
         }
     }
@@ -182,8 +187,13 @@ impl Script {
                 due = due.or((rule.left == 0).then_some(index));
             }
         }
-        plan.requests.push(name);
-        due.map(|index| plan.rules.remove(index).fault)
+        plan.requests.push(name.clone());
+        let fault = plan.rules.remove(due?).fault;
+        if let Fault::Hold(until) = &fault {
+            let again = Fault::Hold(until.clone());
+            plan.rules.push(Rule { left: 1, matches: Box::new(move |other| other == name), fault: again });
+        }
+        Some(fault)
     }
 }
 

@@ -1,6 +1,6 @@
 //! S3 servers with an empty bucket: one in this process for speed, a second and independent one, and one that is unfit.
 
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::Command;
 use std::thread;
@@ -21,6 +21,7 @@ use s3s_fs::FileSystem;
 use tokio::sync::oneshot;
 
 use crate::guard::{self, Guard, cache};
+use crate::press::free_port;
 
 /// The region that all of them believe to be in.
 pub const REGION: &str = "us-east-1";
@@ -78,9 +79,8 @@ impl S3 {
                 let auth = SimpleAuth::from_single(access_key.clone(), secret_key.clone());
                 let rules = Rules { public, careless: server == Server::Unfit };
                 let service = in_process(files.directory(), auth, rules);
-                let router = harmonia_s3::router(service);
                 let (address, stop) = guard::serve(async |listener| {
-                    let _ = axum::serve(listener, router).await;
+                    let _ = harmonia_s3::answer(listener, service, std::future::pending()).await;
                 });
                 (address, Some(stop))
             }
@@ -149,8 +149,7 @@ fn start_versitygw(guard: &Guard, access_key: &str, secret_key: &str) -> SocketA
     let data = guard.directory().join("data");
     std::fs::create_dir(&data).expect("make the data directory");
     for _ in 0..10 {
-        let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-        let address = free.expect("a free port");
+        let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
         guard.start(
             Command::new(&program)
                 .env_clear()

@@ -3,7 +3,6 @@
 use std::borrow::Borrow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use harmonia_builder::BuilderError;
 use harmonia_service::settings::Settings;
@@ -186,7 +185,7 @@ impl Press {
 
     /// Waits for the end of all jobs, which is a good one, and looks at everything in the cache and the queue.
     pub async fn ends_well(&self) {
-        let settled = tokio::time::timeout(Duration::from_secs(60), self.settled()).await;
+        let settled = tokio::time::timeout(crate::PATIENCE, self.settled()).await;
         let well = settled.as_ref().is_ok_and(|states| states.values().all(|state| state == "succeeded"));
         assert!(well, "{settled:#?}\n{:#?}", self.history().await);
         self.check().await;
@@ -203,7 +202,7 @@ impl Press {
             if states.iter().all(|(_, state)| state != "open") {
                 return states.into_iter().collect();
             }
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
     }
 }

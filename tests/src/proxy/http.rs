@@ -24,7 +24,6 @@ pub(super) async fn relay(client: Stream, server: Stream, script: Arc<Script>) -
         let (mut request_bytes, mut response_bytes, mut swallow) = (usize::MAX, usize::MAX, None);
         match script.arrives(request.name()) {
             None => {}
-            Some(Fault::Delay(time)) => tokio::time::sleep(time).await,
             Some(Fault::Hold(until)) => drop(until.await),
             Some(Fault::CutRequest(bytes)) => request_bytes = bytes,
             Some(Fault::CutResponse(bytes)) => response_bytes = bytes,

@@ -55,7 +55,6 @@ async fn requests(
         }
         if matches!(kind, b'S' | b'Q') {
             match script.arrives(std::mem::take(&mut name).join("; ")) {
-                Some(Fault::Delay(time)) => tokio::time::sleep(time).await,
                 Some(Fault::Hold(until)) => drop(until.await),
                 Some(Fault::CutRequest(bytes)) => {
                     server.left = bytes;

@@ -1,10 +1,10 @@
 //! What fixed-output builds, which alone have a network, do not reach: with an enforcer of NetworkPolicies on every node.
 
 use std::process::Command;
-use std::time::Duration;
 
 use harmonia_tests::cluster::{Farm, HOST, Pool, Sleeper, sleeper, succeeded};
 use harmonia_tests::kube::{eventually, in_node};
+use harmonia_tests::{PATIENCE, skip};
 use serde_json::Value;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
@@ -22,7 +22,7 @@ const ENFORCER: &str = "kube-network-po";
 #[tokio::test]
 async fn a_build_reaches_the_internet_and_neither_metadata_nor_the_api_server() {
     let Some(enforcer) = find("kube-network-policies") else {
-        return eprintln!("kube-network-policies could not be made: that policies hold is not proven");
+        return skip("kube-network-policies could not be made: that policies hold is not proven");
     };
     let farm = Farm::get().await;
     // What cannot be reached is given up soon.
@@ -117,7 +117,7 @@ impl Enforcers {
             in_node(node, &["sh", "-c", &run]).await;
         }
         for node in NODES {
-            eventually("the enforcer takes packets", Duration::from_secs(60), async || {
+            eventually("the enforcer takes packets", PATIENCE, async || {
                 in_node(node, &["cat", "/proc/self/net/netfilter/nfnetlink_queue"]).await.trim() != ""
             })
             .await;

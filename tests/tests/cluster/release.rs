@@ -1,8 +1,8 @@
 //! What Helm does with the chart: a second release beside the farm of the other tests, in a namespace of its own.
 
 use std::process::Command;
-use std::time::Duration;
 
+use harmonia_tests::PATIENCE;
 use harmonia_tests::cluster::{self, Farm, RELEASE, apply, helm, install, json, way_in};
 use harmonia_tests::kube::{eventually, kubectl, try_kubectl};
 use serde_json::Value;
@@ -23,11 +23,11 @@ async fn a_release_is_installed_tested_upgraded_rolled_back_and_uninstalled_and_
          spec: {source: {git: {url: 'https://example.org/x.git'}}}\n",
     )
     .await;
-    kubectl(&["-n", NAMESPACE, "wait", "--for=condition=Ready", "--timeout=60s", "project/kept"]).await;
+    kubectl(&["-n", NAMESPACE, "wait", "--for=condition=Ready", "--timeout=180s", "project/kept"]).await;
 
     install(NAMESPACE, &[&OWN[..], &["--set", "frontend.replicas=2"]].concat()).await;
     assert_eq!(way_in(NAMESPACE).await, before, "an upgrade keeps what the installation generated");
-    eventually("the operator follows", Duration::from_secs(120), async || {
+    eventually("the operator follows", PATIENCE, async || {
         let frontend = json(&["-n", NAMESPACE, "get", "deployment", "harmonia-ci-frontend"]).await;
         frontend["status"]["readyReplicas"] == 2
     })
@@ -35,7 +35,7 @@ async fn a_release_is_installed_tested_upgraded_rolled_back_and_uninstalled_and_
 
     helm(&["rollback", RELEASE, "--namespace", NAMESPACE, "--wait", "--timeout", "2m"]).await;
     assert_eq!(way_in(NAMESPACE).await, before, "and so does a rollback");
-    eventually("the operator follows", Duration::from_secs(120), async || {
+    eventually("the operator follows", PATIENCE, async || {
         let frontend = json(&["-n", NAMESPACE, "get", "deployment", "harmonia-ci-frontend"]).await;
         frontend["status"]["replicas"] == 1
     })
@@ -49,7 +49,7 @@ async fn a_release_is_installed_tested_upgraded_rolled_back_and_uninstalled_and_
     kubectl(&[&["-n", NAMESPACE, "get", "secrets"], &secrets[..]].concat()).await;
     let operator = try_kubectl(&["-n", NAMESPACE, "get", "deployment", "harmonia-ci-operator"], "").await;
     assert!(operator.unwrap_err().contains("NotFound"), "an operator is left");
-    kubectl(&["delete", "namespace", NAMESPACE, "--timeout=90s"]).await;
+    kubectl(&["delete", "namespace", NAMESPACE, "--timeout=180s"]).await;
     let gone = try_kubectl(&["get", "namespace", NAMESPACE], "").await;
     assert!(gone.is_err(), "the namespace is stuck");
 }
@@ -68,7 +68,7 @@ impl Alone {
             "pod",
             "--selector",
             OPERATOR,
-            "--timeout=60s",
+            "--timeout=180s",
         ])
         .await;
         Alone

@@ -7,7 +7,7 @@ use harmonia_tests::kube::{eventually, kubectl, try_kubectl};
 use serde_json::Value;
 use tokio::time::Instant;
 
-const SOON: Duration = Duration::from_secs(120);
+const SOON: Duration = harmonia_tests::PATIENCE;
 
 async fn replicas(pool: &str) -> Value {
     json(&["-n", NAMESPACE, "get", "deployment", &format!("{pool}-builder")]).await["spec"]["replicas"]
@@ -25,10 +25,10 @@ async fn a_pool_comes_from_nothing_and_goes_to_nothing_and_only_idle_builders_go
     let pool = farm.pool("zero", scaling).await;
     assert_eq!(replicas("zero").await, 0);
     let begun = Instant::now();
-    let builds = [sleeper("short", 1), sleeper("shorter", 1), sleeper("long", 75)];
+    let builds = [sleeper("short", 15), sleeper("shorter", 15), sleeper("long", 75)];
     pool.queue(&builds).await;
     has_builders("zero", 3).await;
-    farm.until(&builds[2].name, |build| build["state"] == "building").await;
+    farm.begun_by(&builds[2].name).await;
     eprintln!("from nothing to building in {:.1} s", begun.elapsed().as_secs_f32());
     // The short ones end; an operator that is killed at each moment of what follows changes nothing.
     let meddle = async {
@@ -38,8 +38,6 @@ async fn a_pool_comes_from_nothing_and_goes_to_nothing_and_only_idle_builders_go
         }
     };
     tokio::join!(meddle, has_builders("zero", 1));
-    let build = farm.build(&builds[2].name).await.unwrap();
-    assert_eq!(build["state"], "building", "{build:#}");
     farm.end_undisturbed(&builds).await;
     has_builders("zero", 0).await;
     let again = sleeper("again", 1);
@@ -91,7 +89,7 @@ async fn an_upgrade_of_the_release_disturbs_no_build() {
 async fn the_budget_holds_back_the_second_busy_node_and_never_an_idle_one() {
     let farm = Farm::get().await;
     let pool = farm.pool("budget", "  replicas: 2\n  slots: 1").await;
-    let builds = [sleeper("one", 20), sleeper("two", 20)];
+    let builds = [sleeper("one", 60), sleeper("two", 60)];
     let pods = pool.run(&builds).await;
     // Both nodes leave at once: the first pod goes, the second has to wait for its replacement.
     kubectl(&["cordon", "node1", "node2"]).await;
@@ -102,7 +100,7 @@ async fn the_budget_holds_back_the_second_busy_node_and_never_an_idle_one() {
     // Idle by now, it is nobody's loss.
     eventually("the idle one may go", SOON, async || evict(&pods[1]).await.is_ok()).await;
     kubectl(&["uncordon", "node1", "node2"]).await;
-    kubectl(&["-n", NAMESPACE, "wait", "--for=condition=Ready", "--timeout=120s", "builderpool/budget"])
+    kubectl(&["-n", NAMESPACE, "wait", "--for=condition=Ready", "--timeout=180s", "builderpool/budget"])
         .await;
 }
 
@@ -129,8 +127,6 @@ async fn of_two_cordoned_nodes_the_idle_one_is_empty_in_seconds() {
     eventually("the idle one may go", SOON, async || evict(&idle).await.is_ok()).await;
     eventually("it is gone", SOON, async || !pool.pods().await.iter().any(|(name, _)| *name == idle)).await;
     eprintln!("the idle pod was gone after {:.1} s", begun.elapsed().as_secs_f32());
-    let still = farm.build(&build.name).await.unwrap();
-    assert_eq!(still["state"], "building", "{still:#}");
     kubectl(&["uncordon", "node1", "node2"]).await;
     farm.end_undisturbed(std::slice::from_ref(&build)).await;
 }

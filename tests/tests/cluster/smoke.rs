@@ -1,5 +1,4 @@
-use std::time::Duration;
-
+use harmonia_tests::PATIENCE;
 use harmonia_tests::kube::{Namespace, eventually, node_off, node_on};
 
 /// A server on each node, which says its node's name once its sidecar runs, and is found by its name in other pods.
@@ -38,12 +37,12 @@ spec: {selector: {app: server}, ports: [{port: 80}]}
 #[tokio::test]
 async fn both_nodes_run_pods_with_sidecars_which_a_service_name_reaches() {
     let namespace = Namespace::new("smoke").await;
-    namespace.kubectl(&["wait", "--for=condition=Ready", "node/node1", "node/node2", "--timeout=30s"]).await;
+    namespace.kubectl(&["wait", "--for=condition=Ready", "node/node1", "node/node2", "--timeout=180s"]).await;
     namespace.apply(SERVERS).await;
-    namespace.kubectl(&["rollout", "status", "daemonset/server", "--timeout=60s"]).await;
+    namespace.kubectl(&["rollout", "status", "daemonset/server", "--timeout=180s"]).await;
     // A Service learns of its pods in its own time, and chooses among them by chance.
     let ask = "for i in $(seq 30); do wget -q -O - http://server; done | sort -u";
-    eventually("an answer from each node", Duration::from_secs(30), async || {
+    eventually("an answer from each node", PATIENCE, async || {
         let words = ["exec", "daemonset/server", "--container", "server", "--", "sh", "-c", ask];
         namespace.kubectl(&words).await == "node1\nnode2\n"
     })
@@ -71,7 +70,7 @@ spec:
         )
         .await;
     namespace
-        .eventually("pod/sandbox", Duration::from_secs(60), |pod| {
+        .eventually("pod/sandbox", PATIENCE, |pod| {
             ["Succeeded", "Failed"].contains(&pod["status"]["phase"].as_str().unwrap_or_default())
         })
         .await;
@@ -101,11 +100,11 @@ spec:
 ",
         )
         .await;
-    namespace.kubectl(&["wait", "--for=condition=Ready", "pod/diary", "--timeout=60s"]).await;
-    node_off("node1").await;
+    namespace.kubectl(&["wait", "--for=condition=Ready", "pod/diary", "--timeout=180s"]).await;
+    let _off = node_off("node1").await;
     node_on("node1").await;
     namespace
-        .eventually("pod/diary", Duration::from_secs(60), |pod| {
+        .eventually("pod/diary", PATIENCE, |pod| {
             let container = &pod["status"]["containerStatuses"][0];
             container["restartCount"] == 1 && container["ready"] == true
         })

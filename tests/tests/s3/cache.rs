@@ -9,7 +9,7 @@ use harmonia_queue::people::{self, Scope};
 use harmonia_queue::{Db, replica};
 use harmonia_service::settings::Settings;
 use harmonia_tests::eventually;
-use harmonia_tests::pg::{Options, Server as Postgres};
+use harmonia_tests::pg::{Database, Options, Server as Postgres};
 use harmonia_tests::proxy::{Fault, Proxy, Target};
 use harmonia_tests::s3::{REGION, S3, Server};
 use reqwest::{Client, RequestBuilder, Response, StatusCode, redirect};
@@ -32,6 +32,8 @@ struct Cache {
     /// Between the frontend and the database.
     database: Proxy,
     postgres: Arc<Postgres>,
+    /// It goes with this.
+    _own: Database,
     db: Db,
     url: String,
     client: Client,
@@ -76,8 +78,8 @@ impl Cache {
         }));
         let _ = rustls::crypto::ring::default_provider().install_default();
         let client = Client::builder().redirect(redirect::Policy::none()).build().unwrap();
-        let cache =
-            Self { s3, proxy, database, postgres, db: login.db(), url, client, stop: Some(stop), served };
+        let (db, stop) = (login.db(), Some(stop));
+        let cache = Self { s3, proxy, database, postgres, _own: own, db, url, client, stop, served };
         cache.ready().await;
         cache.proxy.reset();
         cache

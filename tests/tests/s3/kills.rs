@@ -19,7 +19,7 @@ use harmonia_tests::s3::Server;
 use tokio::sync::{oneshot, watch};
 
 /// More than publishing one job takes.
-const ROUNDS: usize = 24;
+const ROUNDS: usize = 32;
 
 /// The same derivations, built twice.
 struct Builds {

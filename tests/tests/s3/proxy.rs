@@ -2,8 +2,8 @@
 
 use std::future::IntoFuture;
 use std::sync::mpsc;
-use std::time::{Duration, Instant};
 
+use harmonia_tests::eventually;
 use harmonia_tests::pg::{Database, Server as Postgres};
 use harmonia_tests::proxy::{Fault, Proxy, Target};
 use harmonia_tests::s3::{S3, Server};
@@ -121,12 +121,17 @@ async fn an_answer_is_swallowed_after_the_server_gave_it() {
 }
 
 #[tokio::test]
-async fn a_request_is_delayed() {
+async fn a_request_is_held_with_the_one_that_repeats_it_until_it_is_let_go() {
     let (_s3, proxy, client, url) = before_s3().await;
-    let (start, delay) = (Instant::now(), Duration::from_millis(300));
-    proxy.on(1, Fault::Delay(delay));
-    client.get(&url).send().await.unwrap();
-    assert!(start.elapsed() >= delay);
+    let (release, held) = Fault::hold();
+    proxy.on(1, held);
+    let requests = [(), ()].map(|()| tokio::spawn(client.get(&url).send()));
+    eventually("both arrive", || async { proxy.requests().len() == 2 }).await;
+    assert!(requests.iter().all(|request| !request.is_finished()));
+    drop(release);
+    for request in requests {
+        assert!(request.await.unwrap().unwrap().status().is_success());
+    }
 }
 
 #[tokio::test]

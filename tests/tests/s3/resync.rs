@@ -8,9 +8,9 @@ use harmonia_service::layout;
 use harmonia_signer::{Resynced, Signer};
 use harmonia_tests::farm::{Farm, PoolHandle};
 use harmonia_tests::nixes::{Expression, Nix};
-use harmonia_tests::pg::{Database, Server as Postgres};
+use harmonia_tests::pg::{Database, Options, Server as Postgres};
 use harmonia_tests::press::{Press, RunningSigner, shared_nix};
-use harmonia_tests::s3::Server;
+use harmonia_tests::s3::{S3, Server};
 
 /// `pg_dump` of a database, as a person would keep it.
 fn dump(database: &Database) -> Vec<u8> {
@@ -113,6 +113,32 @@ async fn a_restored_database_adopts_what_is_published_and_builds_what_is_lost() 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_same_holds_for_another_server() {
     adopts_and_reopens(Server::Versitygw).await;
+}
+
+/// A base backup and an archive, as CloudNativePG and others keep them. What no backup keeps, such as the tails of logs, is lost with it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_is_recovered_to_a_moment_adopts_what_came_after_it() {
+    let (nix, postgres) = (shared_nix(), Postgres::start(Options::default().archived()));
+    let farm = Farm::on(postgres.database().await).await;
+    let mut press = Press::on(farm, S3::start(Server::InProcess).await).await;
+    postgres.back_up().await;
+    let signer = press.start_signer().await;
+    let before = Expression::files("before", 5);
+    publish(&press, &signer, nix, &before).await;
+    postgres.execute("SELECT pg_create_restore_point('moment')").await;
+    let after = Expression::two_outputs("after").input("before", &before);
+    publish(&press, &signer, nix, &after).await;
+    signer.stop().await;
+
+    postgres.recover("moment").await;
+    let recovered = press.farm.database.again();
+    move_to(&mut press, recovered).await;
+    let done = resync(&press).await;
+    assert_eq!((done.adopted, done.lost, done.violations), (2, 0, 0), "{done:?}");
+    let signer = press.start_signer().await;
+    press.evaluate(nix, &signer, &nix.instantiate(&after)).await;
+    assert_eq!(press.publish_all(nix, &press.uploader(&[&signer.url])).await, [""; 0]);
+    press.check().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

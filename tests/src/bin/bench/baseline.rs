@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use harmonia_queue::logins;
 use harmonia_tests::pg::{Database, Options, Server};
+use harmonia_tests::press::Press;
+use harmonia_tests::s3::S3;
 
 use crate::farm::{Farm, PASSWORD, POOL_LOGIN};
 use crate::measure::cpu_of;
@@ -142,6 +144,12 @@ impl Bench {
     pub async fn drop(&self, database: Database) {
         self.server.execute(&format!("DROP DATABASE {} WITH (FORCE)", database.name())).await;
     }
+}
+
+/// A farm with a bucket, on a server of its own: unlike the one that tests share, it keeps what it is told.
+pub async fn press(s3: S3) -> Press {
+    let database = Server::start(Options::default()).database().await;
+    Press::on(harmonia_tests::farm::Farm::on(database).await, s3).await
 }
 
 /// Says what is going on, and afterwards how long it took.

@@ -26,7 +26,7 @@ use harmonia_tests::press::Press;
 use harmonia_tests::s3::{S3, Server};
 use tempfile::TempDir;
 
-use crate::baseline::phase;
+use crate::baseline::{phase, press};
 use crate::measure::{median, peak_mb_of};
 use crate::report::Report;
 use crate::upload::child::Child;
@@ -110,7 +110,7 @@ struct Farm {
 
 impl Farm {
     async fn start(more: &[(&str, &str)]) -> Self {
-        let press = Press::with(S3::start_public(Server::InProcess).await).await;
+        let press = press(S3::start_public(Server::InProcess).await).await;
         let nix = Arc::new(Nix::start(Version::Old));
         let state = tempfile::tempdir().expect("a directory");
         let settings = desk::settings(&press, &nix, "bench", state.path()).await;

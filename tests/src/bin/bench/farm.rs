@@ -180,7 +180,7 @@ pub struct Ears {
 
 impl Ears {
     pub async fn open(url: &str, poll: Duration) -> Self {
-        let mut listener = Listener::connect(url, &[Channel::Ready], poll).await;
+        let mut listener = Listener::connect(url.to_owned(), &[Channel::Ready], poll).await;
         assert_eq!(listener.trouble, None);
         let heard = Arc::new(Notify::new());
         let told = heard.clone();

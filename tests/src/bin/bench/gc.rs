@@ -8,14 +8,14 @@ use futures::stream::{self, StreamExt};
 use harmonia_nix::narinfo::{self, Record};
 use harmonia_nix::{Sha256, store_path};
 use harmonia_queue::Db;
-use harmonia_queue::sweep::Sweep;
+use harmonia_queue::sweep::{Sweep, pass};
 use harmonia_service::layout;
 use harmonia_signer::{Signer, paced};
 use harmonia_tests::farm::store_path as made_up;
 use harmonia_tests::press::Press;
-use harmonia_tests::s3::Server;
+use harmonia_tests::s3::{S3, Server};
 
-use crate::baseline::{Bench, ROUNDS, phase};
+use crate::baseline::{Bench, ROUNDS, phase, press};
 use crate::claim::{Claimers, SESSIONS, furnished};
 use crate::farm::{Farm, Task};
 use crate::graphs;
@@ -38,8 +38,13 @@ pub async fn run(options: &Options, report: &mut Report<'_>) {
         impact(&bench, report).await;
     }
     if report.wants(&["resync_objects_per_s_vs_head"]) {
-        let ratio = phase("a resync", resync()).await;
-        report.put("resync_objects_per_s_vs_head", ratio);
+        let mut ratios = vec![];
+        for (name, server) in
+            [("the embedded S3 server", Server::InProcess), ("versitygw", Server::Versitygw)]
+        {
+            ratios.push(phase(&format!("a resync at {name}"), resync(server)).await);
+        }
+        report.put("resync_objects_per_s_vs_head", ratios.into_iter().fold(f64::INFINITY, f64::min));
     }
 }
 
@@ -90,19 +95,15 @@ async fn plan(bench: &Bench, report: &mut Report<'_>) {
 
 /// All passes of a plan; `resting` as a signer does.
 async fn plan_once(sweep: &Sweep<'_>, resting: bool) {
-    async fn step<T>(resting: bool, step: impl Future<Output = harmonia_queue::Result<T>>) -> T {
-        if resting { paced(step).await } else { step.await }.expect("a step")
+    async fn step<T>(resting: bool, step: impl Future<Output = T>) -> T {
+        if resting { paced(step).await } else { step.await }
     }
-    while step(resting, sweep.read_sources(500)).await {}
-    let mut after = Some(String::new());
-    while let Some(path) = after {
-        after = step(resting, sweep.mark_candidates(&path, PAGE, GRACE)).await;
-    }
-    let mut after = Some(String::new());
-    while let Some(path) = after {
-        after = step(resting, sweep.spare_references(&path, PAGE)).await;
-    }
-    while step(resting, sweep.confirm(CONFIRMED)).await {}
+    while step(resting, sweep.read_sources(500)).await.expect("a step") {}
+    let marked =
+        pass(|after| async move { step(resting, sweep.mark_candidates(&after, PAGE, GRACE)).await }).await;
+    let spared = pass(|after| async move { step(resting, sweep.spare_references(&after, PAGE)).await }).await;
+    let confirmed = pass(|after| async move { step(resting, sweep.confirm(&after, CONFIRMED)).await }).await;
+    marked.and(spared).and(confirmed).expect("a pass");
 }
 
 /// Claims a second while sweeps follow each other, over claims a second without, in turn.
@@ -145,8 +146,8 @@ async fn sweep_on(db: Db) {
 }
 
 /// Objects a second that a resync looks at over HEADs a second of the same objects.
-async fn resync() -> f64 {
-    let press = Press::new(Server::InProcess).await;
+async fn resync(server: Server) -> f64 {
+    let press = press(S3::start(server).await).await;
     let client = press.s3.client();
     let published = stream::iter(0..PATHS).map(|n| publish(&press, &client, n)).buffer_unordered(AT_ONCE);
     let keys: Vec<String> = published.collect::<Vec<_>>().await.concat();

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use harmonia_tests::nixes::{Nix, Version};
-use harmonia_tests::press::Press;
 use harmonia_tests::s3::{S3, Server};
 use harmonia_tests::yard;
 
+use crate::baseline::press;
 use crate::measure::cpu_of_process;
 use crate::upload::child::Child;
 
@@ -14,7 +14,7 @@ const WATCHED: Duration = Duration::from_secs(60);
 
 /// Percent of a core.
 pub async fn core_percent() -> f64 {
-    let press = Press::with(S3::start_public(Server::InProcess).await).await;
+    let press = press(S3::start_public(Server::InProcess).await).await;
     let nix = Nix::start_with(Version::New, &yard::substitutes(&press));
     let state = tempfile::tempdir().expect("a directory");
     let builder = Child::start("builder", &yard::settings(&press, &nix, "idle", state.path()));

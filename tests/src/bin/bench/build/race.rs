@@ -3,11 +3,12 @@
 use std::time::Instant;
 
 use harmonia_tests::nixes::{Nix, Version};
-use harmonia_tests::press::{Press, shared_nix};
+use harmonia_tests::press::shared_nix;
 use harmonia_tests::s3::{S3, Server};
 use harmonia_tests::yard;
 
 use super::graphs::Work;
+use crate::baseline::press;
 use crate::measure::{cpu_of, cpu_of_process, peak_mb_of};
 use crate::upload::child::Child;
 use crate::upload::stage::url_of;
@@ -50,7 +51,7 @@ pub fn realise(work: &Work, slots: u32) -> f64 {
 /// The same by a builder. Everything is in the queue before it starts; it has claimed nothing but what others need when
 /// the first measured job is.
 pub async fn build(work: &Work, slots: u32) -> Ours {
-    let press = Press::with(S3::start_public(Server::Versitygw).await).await;
+    let press = press(S3::start_public(Server::Versitygw).await).await;
     let (evaluator, signer) = (shared_nix(), press.start_signer().await);
     let drv = evaluator.instantiate(&work.top);
     press.evaluate(evaluator, &signer, &drv).await;

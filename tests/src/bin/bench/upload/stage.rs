@@ -11,10 +11,11 @@ use harmonia_queue::ingest::Node;
 use harmonia_queue::replica;
 use harmonia_service::protocol::{Claim, Token};
 use harmonia_tests::press::{Press, SYSTEM, wire};
-use harmonia_tests::s3::Server;
+use harmonia_tests::s3::{S3, Server};
 
 use super::child::{Child, Published, Task, Upload};
 use super::goods::Goods;
+use crate::baseline::press;
 use crate::measure::{cpu_of_children, cpu_of_process};
 
 /// As many jobs as a node may hold.
@@ -57,7 +58,7 @@ pub struct Stage<'a> {
 impl<'a> Stage<'a> {
     /// Evaluates, publishes what the goods are built from, and claims the goods.
     pub async fn set(goods: &'a Goods) -> Self {
-        let press = Press::new(Server::Versitygw).await;
+        let press = press(S3::start(Server::Versitygw).await).await;
         let signer = press.start_signer().await;
         press.evaluate(&goods.nix, &signer, &goods.drv).await;
         let uploader = press.uploader(&[&signer.url]);
