@@ -73,14 +73,7 @@ impl Farm {
 
     /// A verb as a person types it, which must succeed; what it printed.
     pub async fn does(&self, words: &[&str]) -> String {
-        // A test is in target/debug/deps, the program above it; a bench is beside it.
-        let own = std::env::current_exe().unwrap();
-        let program =
-            own.ancestors().skip(1).map(|place| place.join("harmonia-ci")).find(|file| file.is_file());
-        let program = program.expect("harmonia-ci is built");
-        let mut command = tokio::process::Command::new(program);
-        command.args(words).env("HARMONIA_CI_URL", &self.url).env("HARMONIA_CI_TOKEN", &self.token);
-        succeed(command.kill_on_drop(true)).await
+        type_in(&self.url, &self.token, words).await
     }
 
     /// What the API answers, by a frontend that may be replaced meanwhile.
@@ -346,6 +339,16 @@ pub fn succeeded(build: &Value) -> bool {
 pub fn outcomes(build: &Value) -> Vec<String> {
     let attempts = build["attempts"].as_array().unwrap().iter();
     attempts.map(|attempt| attempt["outcome"].as_str().unwrap_or("runs").to_owned()).collect()
+}
+
+/// A verb as a person of that farm types it, which must succeed; what it printed.
+pub async fn type_in(url: &str, token: &str, words: &[&str]) -> String {
+    // A test is in target/debug/deps, the program above it; a bench is beside it.
+    let own = std::env::current_exe().unwrap();
+    let program = own.ancestors().skip(1).map(|place| place.join("harmonia-ci")).find(|file| file.is_file());
+    let mut command = tokio::process::Command::new(program.expect("harmonia-ci is built"));
+    command.args(words).env("HARMONIA_CI_URL", url).env("HARMONIA_CI_TOKEN", token);
+    succeed(command.kill_on_drop(true)).await
 }
 
 /// `helm install --wait` of the quickstart, which must succeed at the first try; where it was installed before, an upgrade.

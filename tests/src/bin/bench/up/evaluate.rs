@@ -89,7 +89,7 @@ pub async fn demo_against_nix_build(kept: &mut Kept) -> f64 {
 }
 
 /// How long the demo takes to be built, uploaded and signed.
-pub async fn demo(kept: &mut Kept) -> f64 {
+async fn demo(kept: &mut Kept) -> f64 {
     let (nix, database) =
         (Nix::start(Version::Old), Server::start(Options::default()).empty_database().await);
     let up = Up::with(&nix, &database, SLOTS).await;
