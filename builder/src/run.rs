@@ -245,9 +245,7 @@ impl Builder {
         loop {
             match Session::register(&self.db, &node).await {
                 Ok(session) => return Ok(session),
-                Err(error)
-                    if error.is_transient() || error.is_login() || matches!(error, Error::NameTaken(_)) =>
-                {
+                Err(error) if error.may_pass() || matches!(error, Error::NameTaken(_)) => {
                     self.not_yet("registered", &error);
                     sleep(SOON).await;
                 }
@@ -362,8 +360,8 @@ impl Builder {
         if timeout(self.config.grace, told(&mut stops, 2)).await.is_ok() {
             tracing::info!("told to stop at once: giving everything back");
             life.held.halt_all(&Halt::GivenBack("the builder was told to stop at once".to_owned()));
+            sleep(FAREWELL).await;
         }
-        sleep(FAREWELL).await;
         tracing::warn!(held = life.held.fences().len(), "out of time: leases end by themselves");
     }
 

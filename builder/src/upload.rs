@@ -90,6 +90,9 @@ pub struct Limits {
     pub workers: u32,
     /// PUTs of one object or part whose bytes arrive garbled, and of any before somebody is told.
     pub tries: u32,
+    /// Places in a row for one object or part of which the bucket takes none, although a signer that reaches it gave them: then
+    /// the trouble is this machine's own. With the pauses below, eleven minutes.
+    pub refusals: u32,
     /// Uploads of one job, if what arrived is missing or wrong.
     pub rounds: u32,
     /// How long signers and the bucket may be away, or say "later".
@@ -111,6 +114,7 @@ impl Default for Limits {
             level: harmonia_nix::pack::LEVEL,
             workers: 2,
             tries: 8,
+            refusals: 90,
             rounds: 4,
             patience: Duration::from_secs(600),
             haste: Duration::from_secs(120),

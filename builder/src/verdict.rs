@@ -35,7 +35,7 @@ const LACKING: [&str; 5] = [
 
 /// What a derivation's author did, in Nix's words where it has no status for it: the end of a remote builder's program, a
 /// file that no store holds, attributes that nobody accepts.
-const AUTHORS: [&str; 10] = [
+const AUTHORS: [&str; 11] = [
     "failed with exit code",
     "failed due to signal",
     "has an unsupported type",
@@ -44,7 +44,8 @@ const AUTHORS: [&str; 10] = [
     "impure path",
     "exportReferencesGraph",
     "attribute '",
-    "JSON",
+    "JSON value",
+    "json.exception",
     "__json",
 ];
 
@@ -185,6 +186,7 @@ mod tests {
             "invalid file name 'a/b' in 'exportReferencesGraph'",
             "attribute 'allowedReferences' of derivation 'x' must be a list of strings",
             "cannot process __json attribute of 'x': parse error",
+            "[json.exception.type_error.302] type must be array, but is string",
             "Expected JSON value to be of type 'array' but it is of type 'string': \"x\"",
         ];
         let failure =

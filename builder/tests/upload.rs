@@ -352,11 +352,55 @@ async fn a_cut_connection_leads_to_a_new_slot_and_its_error_holds_no_secret() {
     let ending = double.uploader().publish(CLAIM, std::slice::from_ref(&output), None).await.unwrap();
     assert_eq!(ending, Ending::Published);
     double.with(|script| script.slots = VecDeque::from(vec![cut; 1000]));
-    let limits = Limits { patience: Duration::from_millis(20), ..limits() };
+    let limits = Limits { refusals: 3, ..limits() };
     let uploader = double.uploader_of(vec![double.url.clone()], limits);
     let error = uploader.publish(CLAIM, &[output], None).await.unwrap_err();
     assert!(matches!(error, UploadError::Bucket { .. }), "{error:?}");
     assert!(!format!("{error} {error:?}").contains(SECRET));
+}
+
+#[tokio::test]
+async fn a_bucket_that_takes_nothing_from_this_machine_alone_is_not_waited_for() {
+    for status in [401, 403, 404] {
+        let (double, dir) = (Double::start().await, dir());
+        let refusals = limits().refusals as usize;
+        double.with(|script| script.puts = VecDeque::from(vec![status; 2 * refusals]));
+        let output = small(dir.path(), "a");
+        let uploader =
+            double.uploader_of(vec![double.url.clone()], Limits { pause: Duration::ZERO, ..limits() });
+        let error = uploader.publish(CLAIM, &[output], None).await.unwrap_err();
+        assert!(matches!(error, UploadError::Bucket { .. }), "{status}: {error:?}");
+        assert_eq!(double.with(|script| script.put_count), refusals + 1, "{status}");
+    }
+}
+
+#[tokio::test]
+async fn a_part_that_is_not_taken_makes_the_upload_begin_again() {
+    let (double, dir) = (Double::start().await, dir());
+    double.with(|script| script.puts = VecDeque::from([403]));
+    let output = large(dir.path(), "large", 10 << 20);
+    let uploader = double.uploader_of(vec![double.url.clone()], Limits { refusals: 0, ..limits() });
+    assert_eq!(uploader.publish(CLAIM, &[output], None).await.unwrap(), Ending::Published);
+    assert_eq!(double.with(|script| script.uploads), 2);
+}
+
+#[tokio::test]
+async fn a_place_that_was_not_found_once_is_asked_for_again() {
+    let (double, dir) = (Double::start().await, dir());
+    double.with(|script| script.puts = VecDeque::from([404]));
+    let output = small(dir.path(), "a");
+    let uploader = double.uploader_of(vec![double.url.clone()], Limits { rounds: 1, ..limits() });
+    assert_eq!(uploader.publish(CLAIM, &[output], None).await.unwrap(), Ending::Published);
+}
+
+#[tokio::test]
+async fn bytes_that_arrive_garbled_after_the_bucket_was_away_are_sent_again() {
+    let (double, dir) = (Double::start().await, dir());
+    let mut puts = VecDeque::from(vec![503; limits().tries as usize]);
+    puts.push_back(400);
+    double.with(|script| script.puts = puts);
+    let output = small(dir.path(), "a");
+    assert_eq!(double.uploader().publish(CLAIM, &[output], None).await.unwrap(), Ending::Published);
 }
 
 #[tokio::test]

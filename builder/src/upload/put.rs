@@ -27,11 +27,11 @@ enum Next {
     Present,
     /// The slot may be what is wrong: it has expired, perhaps.
     AskAgain,
+    /// There is no such place: the upload that a part belongs to is gone.
+    NoPlace,
     /// The bytes that arrived are not those that were signed.
     Resend,
     Wait,
-    /// The upload that the part belongs to is gone.
-    Restart,
     GiveUp,
 }
 
@@ -41,7 +41,7 @@ fn after(status: u16) -> Next {
         412 => Next::Present,
         401 | 403 => Next::AskAgain,
         400 => Next::Resend,
-        404 => Next::Restart,
+        404 => Next::NoPlace,
         // 409: another one writes the same key at this moment.
         408 | 409 | 425 | 429 | 500.. => Next::Wait,
         _ => Next::GiveUp,
@@ -54,11 +54,13 @@ fn longest_put(size: usize) -> Duration {
 }
 
 impl Uploader {
-    /// Stores bytes under a wish. A bucket that is away is waited for as long as a signer; one that finds the bytes garbled
-    /// gets them again, in as many tries as the limits allow.
+    /// Stores bytes under a wish. A bucket that is away is waited for as long as a signer; one that finds the bytes garbled, or
+    /// takes them at no place, is tried as often as the limits allow. Where a part goes is asked without a look at the bucket:
+    /// whether that is away is found out from the beginning.
     pub(super) async fn put(&self, what: &str, wish: Wish, bytes: Bytes) -> Result<Sent, Stop> {
         let until = Instant::now() + self.limits.patience;
-        let (mut slot, mut attempt) = (None, 0);
+        let is_part = matches!(wish, Wish::Part { .. });
+        let (mut slot, mut attempt, mut garbled, mut refused) = (None, 0, 0, 0);
         loop {
             let (url, headers) = match slot.take() {
                 Some(slot) => slot,
@@ -76,10 +78,13 @@ impl Uploader {
             match next {
                 Next::Done => return Ok(Sent::Stored(etag)),
                 Next::Present => return Ok(Sent::Present),
-                Next::Restart => return Err(Stop::Again(format!("{what}: the bucket forgot the upload"))),
                 Next::Wait if Instant::now() < until => slot = Some((url, headers)),
-                Next::AskAgain if Instant::now() < until => {}
-                Next::Resend if attempt + 1 < self.limits.tries => {}
+                Next::NoPlace if is_part => {
+                    return Err(Stop::Again(format!("{what}: the bucket forgot the upload")));
+                }
+                Next::AskAgain | Next::NoPlace if refused < self.limits.refusals => refused += 1,
+                Next::AskAgain if is_part => return Err(Stop::Again(format!("{what}: {reason}"))),
+                Next::Resend if garbled + 1 < self.limits.tries => garbled += 1,
                 _ => return Err(UploadError::Bucket { what: what.to_owned(), reason }.into()),
             }
             match attempt + 1 == self.limits.tries {
@@ -143,7 +148,7 @@ mod tests {
             (412, Next::Present),
             (403, Next::AskAgain),
             (400, Next::Resend),
-            (404, Next::Restart),
+            (404, Next::NoPlace),
             (409, Next::Wait),
             (429, Next::Wait),
             (500, Next::Wait),

@@ -34,9 +34,12 @@ impl Uploader {
             let packed = finished(pass, output).await?;
             let file = bytes(packed.file);
             let wish = Wish::Nar { claim, path: output.path.clone(), nar_hash: output.nar_hash, file };
-            let nar = self.put(&output.path, wish, first.bytes);
+            let nar = async {
+                let sent = self.put(&output.path, wish, first.bytes).await;
+                drop(share);
+                sent
+            };
             let (_, listing) = self.beside(nar, self.store_listing(claim, output, &packed.listing)).await?;
-            drop(share);
             Ok(stored(output, &packed, None, listing))
         } else {
             let upload = self.send_parts(claim, output, (first, share), parts).await?;
