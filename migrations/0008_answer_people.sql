@@ -76,9 +76,9 @@ BEGIN
     AND k8s_uid IS NOT DISTINCT FROM p_uid                                                  -- fence: end_project_keeper
   RETURNING id INTO v_id;
   IF NOT FOUND THEN RETURN false; END IF;
+  PERFORM ci.forget_branches(v_id);
   PERFORM ci.supersede(id, id, 'the project was removed') FROM ci.evaluation
   WHERE project_id = v_id AND state NOT IN ('aborted', 'cancelled');
-  PERFORM ci.forget_branches(v_id);
   INSERT INTO ci.event (kind, subject) VALUES ('p', v_id);                                  -- event: removed_project_reranks
   RETURN true;
 END $$;

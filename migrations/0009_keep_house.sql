@@ -175,8 +175,7 @@ BEGIN
     AND NOT EXISTS (SELECT FROM ci.running r WHERE r.session_id = s.id) AND NOT EXISTS (SELECT FROM ci.attempt a WHERE a.session_id = s.id);
 END $$;
 
--- Evaluations past their project's retention, but for pinned ones and the last complete one of a branch (ci.is_last), and
--- the jobs that only they needed. At most p_rows rows a call; answers how many went.
+-- Evaluations past their project's retention that may go (ci.may_go), and the jobs that only they needed. At most p_rows rows a call; answers how many went.
 CREATE FUNCTION ci.retain(p_generation bigint, p_rows int DEFAULT 2000) RETURNS int
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE v_evaluation ci.evaluation; v_count int := 0; v_jobs bigint[]; v_looked bigint[];
@@ -184,15 +183,17 @@ BEGIN
   PERFORM ci.require_leader('janitor', p_generation);
   -- Before anybody has to wait: there may be many to look at. Nobody else removes one.
   SELECT e.* INTO v_evaluation FROM ci.evaluation e JOIN ci.project p ON p.id = e.project_id
-  WHERE e.created_at < ci.clock() - least(p.retention, e.retention)
-    AND NOT e.pinned                                                                        -- fence: pinned
-    AND (e.state IN ('aborted', 'cancelled') OR NOT ci.is_last(e))                          -- fence: last_of_branch
-  ORDER BY e.id LIMIT 1;
+  WHERE e.created_at < ci.clock() - least(p.retention, e.retention) AND ci.may_go(e) ORDER BY e.id LIMIT 1;
   PERFORM FROM ci.resolver FOR UPDATE;                                                      -- lock: retain_resolver
   PERFORM FROM ci.gate FOR UPDATE;                                                          -- lock: retain_gate
   IF v_evaluation.id IS NOT NULL THEN
+    -- Somebody may have pinned it meanwhile, or pushed it again.
+    SELECT e.* INTO v_evaluation FROM ci.evaluation e WHERE e.id = v_evaluation.id
+      AND ci.may_go(e)                                                                      -- fence: retain_looks_again
+    FOR UPDATE;                                                                             -- lock: retain_evaluation
+    IF NOT FOUND THEN RETURN 1; END IF;
     IF v_evaluation.state NOT IN ('aborted', 'cancelled') THEN
-      PERFORM ci.end_evaluation(v_evaluation.id, 'cancelled', 'past its retention');
+      PERFORM ci.supersede(v_evaluation.id, v_evaluation.id, 'past its retention');
     END IF;
     WITH gone AS (DELETE FROM ci.want WHERE ctid = ANY (ARRAY(
            SELECT w.ctid FROM ci.want w JOIN ci.job j ON j.id = w.job_id WHERE w.evaluation_id = v_evaluation.id

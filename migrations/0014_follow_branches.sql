@@ -124,26 +124,30 @@ END $$;
 -- Nothing is known of its branches any more, as on its first day.
 CREATE FUNCTION ci.forget_branches(p_project int) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
+  DELETE FROM ci.pull_request WHERE project_id = p_project;
   DELETE FROM ci.head WHERE project_id = p_project;
   DELETE FROM ci.comparison WHERE project_id = p_project;
-  DELETE FROM ci.pull_request WHERE project_id = p_project;
 END $$;
 
 -- Where a project's code is from now on.
 CREATE FUNCTION ci.write_source(p_project int, p_kind text, p_url text, p_instance text, p_owner text, p_repo text, p_branch text, p_attrs text[],
     p_poll_interval interval, p_pull_requests text, p_credential text) RETURNS void LANGUAGE sql AS $$
+  -- The source first, and then its branches: that is the order of a look that has ended.
+  WITH before AS MATERIALIZED (SELECT s.url, s.instance, s.owner, s.repo, s.branch FROM ci.project_source s WHERE s.project_id = p_project),
+       written AS (
+    INSERT INTO ci.project_source AS s (project_id, kind, url, instance, owner, repo, branch, attrs, poll_interval, pull_requests, credential)
+    VALUES (p_project, p_kind, p_url, p_instance, p_owner, p_repo, p_branch, coalesce(p_attrs, '{}'), p_poll_interval, p_pull_requests, p_credential)
+    ON CONFLICT (project_id) DO UPDATE SET kind = EXCLUDED.kind, url = EXCLUDED.url, instance = EXCLUDED.instance, owner = EXCLUDED.owner,
+      repo = EXCLUDED.repo, branch = EXCLUDED.branch, attrs = EXCLUDED.attrs, poll_interval = EXCLUDED.poll_interval,
+      pull_requests = EXCLUDED.pull_requests, credential = EXCLUDED.credential, poll_at = ci.clock()
+    -- The operator says the same again every few minutes: that is no reason to look.
+    WHERE (s.kind, s.url, s.instance, s.owner, s.repo, s.branch, s.attrs, s.poll_interval, s.pull_requests, s.credential)
+      IS DISTINCT FROM (EXCLUDED.kind, EXCLUDED.url, EXCLUDED.instance, EXCLUDED.owner, EXCLUDED.repo, EXCLUDED.branch, EXCLUDED.attrs,
+                        EXCLUDED.poll_interval, EXCLUDED.pull_requests, EXCLUDED.credential)
+    RETURNING s.project_id)
   -- The branches of another repository, or those that were not built before, are as old as the project is there.
-  SELECT ci.forget_branches(p_project) FROM ci.project_source s WHERE s.project_id = p_project
-    AND (s.url, s.instance, s.owner, s.repo, s.branch) IS DISTINCT FROM (p_url, p_instance, p_owner, p_repo, p_branch);
-  INSERT INTO ci.project_source AS s (project_id, kind, url, instance, owner, repo, branch, attrs, poll_interval, pull_requests, credential)
-  VALUES (p_project, p_kind, p_url, p_instance, p_owner, p_repo, p_branch, coalesce(p_attrs, '{}'), p_poll_interval, p_pull_requests, p_credential)
-  ON CONFLICT (project_id) DO UPDATE SET kind = EXCLUDED.kind, url = EXCLUDED.url, instance = EXCLUDED.instance, owner = EXCLUDED.owner,
-    repo = EXCLUDED.repo, branch = EXCLUDED.branch, attrs = EXCLUDED.attrs, poll_interval = EXCLUDED.poll_interval,
-    pull_requests = EXCLUDED.pull_requests, credential = EXCLUDED.credential, poll_at = ci.clock()
-  -- The operator says the same again every few minutes: that is no reason to look.
-  WHERE (s.kind, s.url, s.instance, s.owner, s.repo, s.branch, s.attrs, s.poll_interval, s.pull_requests, s.credential)
-    IS DISTINCT FROM (EXCLUDED.kind, EXCLUDED.url, EXCLUDED.instance, EXCLUDED.owner, EXCLUDED.repo, EXCLUDED.branch, EXCLUDED.attrs,
-                      EXCLUDED.poll_interval, EXCLUDED.pull_requests, EXCLUDED.credential)
+  SELECT ci.forget_branches(w.project_id) FROM written w CROSS JOIN before b
+  WHERE (b.url, b.instance, b.owner, b.repo, b.branch) IS DISTINCT FROM (p_url, p_instance, p_owner, p_repo, p_branch)
 $$;
 
 -- People say where a project's code is; without a URL, that it is nowhere.
@@ -194,14 +198,16 @@ CREATE FUNCTION ci.claim_poll() RETURNS TABLE (project_id int, project text, url
   RETURNING s.project_id, due.name, s.url, s.branch, s.attrs, s.credential
 $$;
 
--- What a look has seen: a commit that is new is a push, unless a push was told since the look began. The next look comes at a time
--- that is not everybody's. Answers the new evaluation.
-CREATE FUNCTION ci.polled(p_project int, p_branch text, p_commit text, p_error text) RETURNS bigint
+-- What a look at p_url has seen: a commit that is new is a push, unless a push was told since the look began, or the code is elsewhere
+-- by now. The next look comes at a time that is not everybody's. Answers the new evaluation.
+CREATE FUNCTION ci.polled(p_project int, p_url text, p_branch text, p_commit text, p_error text) RETURNS bigint
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE v_source record; v_head ci.head;
 BEGIN
   UPDATE ci.project_source s SET poll_error = left(p_error, 4000), poll_at = ci.clock() + s.poll_interval * (0.9 + 0.2 * random())
   FROM ci.project p, ci.project_source o WHERE s.project_id = p_project AND o.project_id = p_project AND p.id = p_project AND p.deleted_at IS NULL
+    AND (s.branch IS NULL OR p_branch IS NULL OR s.branch = p_branch)
+    AND s.url = p_url                                                                       -- fence: polled_there
   RETURNING p.name, s.url, s.attrs, o.poll_at - ci.poll_lease() AS began_at INTO v_source;
   IF NOT FOUND OR p_commit IS NULL THEN
     RETURN NULL;

@@ -81,6 +81,10 @@ BEGIN
   RETURN ci.end_branch(p_project, p_branch, format('pull request %s was closed', p_number));
 END $$;
 
+CREATE FUNCTION ci.still_open(p_project int, p_number int) RETURNS void
+  LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  UPDATE ci.pull_request SET seen_at = ci.clock() WHERE project_id = p_project AND number = p_number $$;
+
 ------------------------------------------------------------------------------------------------ statuses
 
 -- The outbox: for each commit, the newest evaluation of it speaks. What is wanted follows from that evaluation whenever it
@@ -238,7 +242,7 @@ DECLARE v_table text;
 BEGIN
   EXECUTE (SELECT string_agg(format('GRANT EXECUTE ON FUNCTION %s TO harmonia_frontend', p.oid::regprocedure), '; ')
            FROM pg_proc p WHERE p.pronamespace = 'ci'::regnamespace AND p.proname IN
-             ('instance_of', 'keep_delivery', 'prune_deliveries', 'end_branch', 'see_pull_request', 'allow_pull_request', 'close_pull_request', 'pause_forge',
+             ('instance_of', 'keep_delivery', 'prune_deliveries', 'end_branch', 'see_pull_request', 'allow_pull_request', 'close_pull_request', 'still_open', 'pause_forge',
               'due_reports', 'told', 'end_report', 'look_again', 'due_comparison', 'compared', 'not_compared', 'compare_soon', 'see_heads'));
   FOREACH v_table IN ARRAY ARRAY['delivery', 'pull_request', 'report', 'forge_pause', 'comparison'] LOOP
     EXECUTE format('GRANT SELECT ON ci.%I TO harmonia_operator, harmonia_frontend', v_table);

@@ -17,12 +17,27 @@ BEGIN
   RETURN FOUND;
 END $$;
 
--- Is it the last word on a branch? What was pushed is that only as long as the branch, or the pull request, is there.
+-- Has nobody looked yet which branches there are, where the code is now?
+CREATE FUNCTION ci.is_unexplored(s ci.project_source) RETURNS bool LANGUAGE sql STABLE AS $$
+  SELECT CASE WHEN ci.instance_of(s) IS NULL THEN NOT EXISTS (SELECT FROM ci.head h WHERE h.project_id = s.project_id)
+         ELSE NOT EXISTS (SELECT FROM ci.comparison c WHERE c.project_id = s.project_id AND c.first_at IS NOT NULL) END
+$$;
+
+-- Is it the last word on a branch? What was pushed, or that once more, is it only as long as the branch, or the pull request, is there.
 CREATE FUNCTION ci.is_last(e ci.evaluation) RETURNS bool LANGUAGE sql STABLE AS $$
   SELECT NOT EXISTS (SELECT FROM ci.evaluation l WHERE l.project_id = e.project_id AND l.branch = e.branch AND l.id > e.id AND l.state = 'complete')
      AND NOT EXISTS (SELECT FROM ci.evaluation l WHERE l.project_id = e.project_id AND l.branch IS NULL AND e.branch IS NULL AND l.id > e.id AND l.state = 'complete')
-     AND (NOT e.pushed OR EXISTS (SELECT FROM ci.head h WHERE h.project_id = e.project_id AND h.branch = e.branch)
-          OR EXISTS (SELECT FROM ci.pull_request r WHERE r.project_id = e.project_id AND r.number = e.pull_request))
+     AND (NOT e.pushed AND e.repeats IS NULL
+          OR EXISTS (SELECT FROM ci.head h WHERE h.project_id = e.project_id AND h.branch = e.branch)
+          OR EXISTS (SELECT FROM ci.pull_request r WHERE r.project_id = e.project_id AND r.number = e.pull_request)
+          OR EXISTS (SELECT FROM ci.project_source s WHERE s.project_id = e.project_id AND ci.is_unexplored(s)))
+$$;
+
+-- When its time is over: may it go? Neither what somebody pinned, nor the last complete one of a branch.
+CREATE FUNCTION ci.may_go(e ci.evaluation) RETURNS bool LANGUAGE sql STABLE AS $$
+  SELECT true
+     AND NOT e.pinned                                                                       -- fence: pinned
+     AND (e.state IN ('aborted', 'cancelled') OR NOT ci.is_last(e))                         -- fence: last_of_branch
 $$;
 
 ------------------------------------------------------------------------------------------------ what is kept for texts

@@ -43,7 +43,7 @@ impl Evaluator {
         }
         let seen =
             seen.as_ref().map(|(branch, commit)| (branch.as_str(), commit.as_str())).map_err(String::as_str);
-        match branches::polled(&self.db, poll.project_id, seen).await {
+        match branches::polled(&self.db, poll, seen).await {
             Ok(Some(evaluation)) => tracing::info!(project = poll.project, evaluation, "a push was found"),
             Ok(None) => {}
             Err(error) => tracing::warn!(

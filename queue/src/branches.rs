@@ -258,9 +258,9 @@ pub async fn head(db: &Db, project: &str, branch: &str) -> Result<Option<String>
 /// A repository to look at.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Poll {
-    /// Whose, for [`polled`].
+    /// Whose,
     pub project_id: i32,
-    /// Whose.
+    /// by name.
     pub project: String,
     /// What git is asked.
     pub url: String,
@@ -286,12 +286,12 @@ pub async fn claim_poll(db: &Db) -> Result<Option<Poll>> {
 /// What a look has seen: a branch and its commit, or why not. Answers the evaluation of a commit that is new.
 pub async fn polled(
     db: &Db,
-    project_id: i32,
+    poll: &Poll,
     seen: std::result::Result<(&str, &str), &str>,
 ) -> Result<Option<i64>> {
     let (branch, commit) = seen.ok().unzip();
-    let query = sqlx::query("SELECT ci.polled($1, $2, $3, $4)").bind(project_id).bind(branch).bind(commit);
-    let evaluation: Option<i64> = db.value(query.bind(seen.err())).await?;
+    let query = sqlx::query("SELECT ci.polled($1, $2, $3, $4, $5)").bind(poll.project_id).bind(&poll.url);
+    let evaluation: Option<i64> = db.value(query.bind(branch).bind(commit).bind(seen.err())).await?;
     if let Some(evaluation) = evaluation {
         tell(db, evaluation).await;
     }

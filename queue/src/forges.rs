@@ -189,6 +189,22 @@ pub async fn wait_for_consent(db: &Db, project: i32, commit: &str) -> Result<()>
     db.row(sqlx::query("SELECT ci.wait_for_consent($1, $2)").bind(project).bind(commit)).await.map(drop)
 }
 
+/// Open ones that nobody has seen for a day, a few at a time: they may have been closed without a word.
+pub async fn doubtful_pull_requests(db: &Db, project: i32) -> Result<Vec<i32>> {
+    let query = sqlx::query(
+        "SELECT number FROM ci.pull_request WHERE project_id = $1 AND seen_at < ci.clock() - interval '1 day'
+         ORDER BY seen_at LIMIT 10",
+    );
+    let rows = db.rows(query.bind(project)).await?;
+    rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
+}
+
+/// One of them is.
+pub async fn still_open(db: &Db, project: i32, number: i32) -> Result<()> {
+    let query = sqlx::query("SELECT ci.still_open($1, $2)").bind(project).bind(number);
+    db.row(query).await.map(drop)
+}
+
 /// It is closed. Answers how many evaluations were cancelled.
 pub async fn close_pull_request(db: &Db, project: i32, number: i32) -> Result<i64> {
     let query = sqlx::query("SELECT ci.close_pull_request($1, $2, $3)").bind(project).bind(number);

@@ -6,39 +6,51 @@ use tokio::time::{Instant, sleep};
 
 use crate::{Db, Error, Result};
 
-/// How often it makes its round.
-const ROUND: Duration = Duration::from_secs(5);
-/// Every so many rounds, what need not be done that often.
-const RARELY: u32 = 12;
-/// A step of retention keeps resolvers and ingests waiting: they get their turn before the next one.
+/// How often leases are looked at,
+const OFTEN: Duration = Duration::from_secs(5);
+/// and what need not be looked at that often.
+const RARELY: Duration = Duration::from_secs(60);
+/// Retention keeps resolvers and ingests waiting: it works no longer at a time,
+const SPELL: Duration = Duration::from_secs(5);
+/// and they get their turn before its next step.
 const REST: Duration = Duration::from_millis(100);
 
-/// Leads until another does. Meant as the work of [`crate::leader::campaign`].
+/// Leads until another does. Meant as the work of [`crate::leader::campaign`]. Leases wait for nothing that takes long.
 pub async fn run(db: &Db, generation: i64) {
-    let mut tick = tokio::time::interval(ROUND);
-    for round in 0_u32.. {
+    tokio::select! {
+        () = over_and_over(OFTEN, || keep_order(db, generation)) => {}
+        () = over_and_over(RARELY, || clean_up(db, generation)) => {}
+    }
+}
+
+/// Until another leads.
+async fn over_and_over<R: Future<Output = Result<()>>>(period: Duration, round: impl Fn() -> R) {
+    let mut tick = tokio::time::interval(period);
+    loop {
         tick.tick().await;
-        let made = make_round(db, generation, round.is_multiple_of(RARELY)).await;
-        if let Err(error @ Error::NotLeader(_)) = made {
+        if let Err(error @ Error::NotLeader(_)) = round().await {
             tracing::info!(%error, "the janitor stops");
             return;
         }
     }
 }
 
-/// One round: dead builds, open transactions; `all`: the rare work too. A duty that fails keeps no other from being done; answers
-/// the first failure.
-pub async fn make_round(db: &Db, generation: i64, all: bool) -> Result<()> {
-    let mut duties =
-        vec![take_back(db, generation).await, end_long_transactions(db, generation).await.map(drop)];
-    if all {
-        duties.extend([
-            give_up(db, generation).await,
-            decay(db, generation).await.map(drop),
-            prune(db, generation).await,
-            retain_for_a_round(db, generation).await,
-        ]);
-    }
+/// One round: dead builds, open transactions. A duty that fails keeps no other from being done; answers the first failure.
+pub async fn keep_order(db: &Db, generation: i64) -> Result<()> {
+    all_of([take_back(db, generation).await, end_long_transactions(db, generation).await.map(drop)])
+}
+
+/// One round of what has time; likewise.
+pub async fn clean_up(db: &Db, generation: i64) -> Result<()> {
+    all_of([
+        give_up(db, generation).await,
+        decay(db, generation).await.map(drop),
+        prune(db, generation).await,
+        retain_for_a_spell(db, generation).await,
+    ])
+}
+
+fn all_of<const N: usize>(duties: [Result<()>; N]) -> Result<()> {
     let failures = duties.iter().filter_map(|duty| duty.as_ref().err());
     for error in failures.filter(|error| !matches!(error, Error::NotLeader(_))) {
         tracing::warn!(%error, "the janitor could not do one of its duties");
@@ -62,9 +74,8 @@ async fn give_up(db: &Db, generation: i64) -> Result<()> {
     Ok(())
 }
 
-/// No longer, for leases have to be looked at.
-async fn retain_for_a_round(db: &Db, generation: i64) -> Result<()> {
-    let until = Instant::now() + ROUND;
+async fn retain_for_a_spell(db: &Db, generation: i64) -> Result<()> {
+    let until = Instant::now() + SPELL;
     while retain(db, generation).await? > 0 && Instant::now() < until {
         sleep(REST).await;
     }

@@ -222,7 +222,7 @@ pub async fn would_sweep(db: &Db, grace: Duration) -> Result<[(i64, i64); 2]> {
 
 /// Paths that are marked and still there: how many, and their bytes.
 pub async fn marked(db: &Db) -> Result<(i64, i64)> {
-    let row = db.row(sqlx::query("SELECT paths, bytes FROM ci.marked()")).await?;
+    let row = db.within(LONG).row(sqlx::query("SELECT paths, bytes FROM ci.marked()")).await?;
     Ok((row.try_get(0)?, row.try_get(1)?))
 }
 

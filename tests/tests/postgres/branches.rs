@@ -117,7 +117,7 @@ async fn a_project_that_is_made_again_has_its_code_evaluated_again() {
     let farm = farm().await;
     branches::put_source(&farm.frontend, "main", Some(&ProjectSource::git(URL))).await.unwrap();
     let poll = branches::claim_poll(&farm.evaluator).await.unwrap().unwrap();
-    let seen = || branches::polled(&farm.evaluator, poll.project_id, Ok(("main", "aa")));
+    let seen = || branches::polled(&farm.evaluator, &poll, Ok(("main", "aa")));
     let before = seen().await.unwrap();
     people::remove_project(&farm.frontend, "main").await.unwrap();
     farm.project("main").await;
@@ -232,7 +232,7 @@ async fn a_project_is_looked_at_by_one_and_again_after_a_while() {
     let poll = branches::claim_poll(&farm.evaluator).await.unwrap().unwrap();
     assert_eq!((poll.project.as_str(), poll.url.as_str()), ("main", URL));
     assert_eq!(branches::claim_poll(&farm.evaluator).await.unwrap(), None);
-    let new = branches::polled(&farm.evaluator, poll.project_id, Ok(("main", "aa"))).await.unwrap();
+    let new = branches::polled(&farm.evaluator, &poll, Ok(("main", "aa"))).await.unwrap();
     let claimed = evaluations::claim(&farm.evaluator, "one").await.unwrap().unwrap();
     assert_eq!((Some(claimed.id), claimed.attrs), (new, source.attrs));
     farm.advance(260.0).await;
@@ -249,9 +249,9 @@ async fn a_commit_that_is_known_is_no_push() {
     push(&farm, at("main", "bb")).await;
     push(&farm, at("main", "aa")).await;
     let poll = branches::claim_poll(&farm.evaluator).await.unwrap().unwrap();
-    let seen = branches::polled(&farm.evaluator, poll.project_id, Ok(("main", "aa"))).await.unwrap();
+    let seen = branches::polled(&farm.evaluator, &poll, Ok(("main", "aa"))).await.unwrap();
     assert_eq!(seen, None);
-    let missed = branches::polled(&farm.evaluator, poll.project_id, Ok(("main", "cc"))).await.unwrap();
+    let missed = branches::polled(&farm.evaluator, &poll, Ok(("main", "cc"))).await.unwrap();
     assert!(missed.is_some());
 }
 
@@ -262,8 +262,21 @@ async fn what_was_pushed_since_a_look_began_is_newer_than_what_it_saw() {
     let poll = branches::claim_poll(&farm.evaluator).await.unwrap().unwrap();
     farm.advance(1.0).await;
     let newer = push(&farm, at("main", "bb")).await;
-    assert_eq!(branches::polled(&farm.evaluator, poll.project_id, Ok(("main", "aa"))).await.unwrap(), None);
+    assert_eq!(branches::polled(&farm.evaluator, &poll, Ok(("main", "aa"))).await.unwrap(), None);
     assert_eq!(stage(&farm, newer).await, Stage::Queued);
+}
+
+#[tokio::test]
+async fn what_a_look_saw_where_the_code_was_before_is_no_push() {
+    let farm = farm().await;
+    branches::put_source(&farm.frontend, "main", Some(&ProjectSource::git(URL))).await.unwrap();
+    let poll = branches::claim_poll(&farm.evaluator).await.unwrap().unwrap();
+    let moved = ProjectSource::git("https://elsewhere/dots");
+    branches::put_source(&farm.frontend, "main", Some(&moved)).await.unwrap();
+    assert_eq!(branches::polled(&farm.evaluator, &poll, Ok(("main", "aa"))).await.unwrap(), None);
+    let poll =
+        branches::claim_poll(&farm.evaluator).await.unwrap().expect("the new place is looked at, at once");
+    assert_eq!(poll.url, "https://elsewhere/dots");
 }
 
 #[tokio::test]
@@ -271,10 +284,10 @@ async fn a_look_that_saw_nothing_is_told_until_the_next() {
     let farm = farm().await;
     branches::put_source(&farm.frontend, "main", Some(&ProjectSource::git(URL))).await.unwrap();
     let poll = branches::claim_poll(&farm.evaluator).await.unwrap().unwrap();
-    branches::polled(&farm.evaluator, poll.project_id, Err("no such repository")).await.unwrap();
+    branches::polled(&farm.evaluator, &poll, Err("no such repository")).await.unwrap();
     let told = || async { branches::source(&farm.frontend, "main").await.unwrap().unwrap().1 };
     assert_eq!(told().await.as_deref(), Some("no such repository"));
-    branches::polled(&farm.evaluator, poll.project_id, Ok(("main", "aa"))).await.unwrap();
+    branches::polled(&farm.evaluator, &poll, Ok(("main", "aa"))).await.unwrap();
     assert_eq!(told().await, None);
 }
 

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use harmonia_queue::listen::{Channel, notify};
 use harmonia_queue::{Db, Error, people, resolver};
-use harmonia_tests::PATIENCE;
 use harmonia_tests::farm::Farm;
 use harmonia_tests::pg::Database;
 use harmonia_tests::proxy::{Fault, Proxy, Target};
+use harmonia_tests::{PATIENCE, eventually};
 use sqlx::AssertSqlSafe;
 
 /// A proxy before a farm's database, and a frontend's URL through it.
@@ -22,9 +22,7 @@ pub async fn proxied(farm: &Farm) -> (Proxy, String) {
 }
 
 async fn arrives(proxy: &Proxy, name: &str) {
-    while !proxy.requests().iter().any(|request| request.contains(name)) {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    eventually(name, || async { proxy.requests().iter().any(|request| request.contains(name)) }).await;
 }
 
 /// Lets a call go on until it has waited `waits` times, and drops it there.
@@ -92,9 +90,7 @@ async fn whoever_is_frozen_within_a_call_does_not_hold_up_the_others_for_good() 
     let frozen = tokio::spawn(async move { resolver::step(&db, 1).await });
     arrives(&proxy, "COMMIT").await;
     assert!(resolver::step(&farm.operator, 1).await.unwrap().busy);
-    while resolver::step(&farm.operator, 1).await.unwrap().busy {
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    eventually("others go on", || async { !resolver::step(&farm.operator, 1).await.unwrap().busy }).await;
     frozen.abort();
 }
 

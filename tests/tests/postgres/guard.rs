@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use harmonia_queue::builder::{Claim, Failure, LogPiece, Node, Session};
-use harmonia_queue::listen::{Channel, Listener, Wake};
+use harmonia_queue::listen::{Channel, Wake};
 use harmonia_queue::logins::Group;
 use harmonia_queue::people::{self, Pool, Project};
 use harmonia_queue::replica::Replica;
@@ -15,6 +15,8 @@ use harmonia_queue::{Error, Fence, janitor, logins};
 use harmonia_tests::farm::{Farm, PoolHandle, SYSTEM, derivation, drv_path, holder};
 use harmonia_tests::pg::Login;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
+
+use crate::listener::{NEVER, listen};
 
 const BUILDER_FUNCTIONS: [&str; 10] = [
     "claim",
@@ -451,7 +453,7 @@ async fn forged_notifications_are_hints_and_change_nothing() {
     farm.settle().await;
     let channels = [Channel::Ready, Channel::Ended, Channel::Stop];
     let url = farm.database.make_login("harmonia_frontend").await.direct_url;
-    let mut listener = Listener::connect(url, &channels, Duration::from_secs(3600)).await;
+    let mut listener = listen(&url, &channels, NEVER).await;
     let before = farm.digest().await;
     let resolver = Resolver::default();
     let forge = async {
@@ -786,7 +788,8 @@ async fn assert_the_farm_goes_on_while(hold: &str) {
     for session in [&worker, &bystander] {
         session.heartbeat(&[], None).await.unwrap();
     }
-    janitor::make_round(&farm.operator, generation, true).await.unwrap();
+    janitor::keep_order(&farm.operator, generation).await.unwrap();
+    janitor::clean_up(&farm.operator, generation).await.unwrap();
     assert_ne!(farm.state(lost.job).await, "building");
     farm.settle().await;
     farm.assert_sound().await;

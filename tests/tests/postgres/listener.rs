@@ -15,14 +15,14 @@ use harmonia_tests::proxy::Fault;
 use super::dropped::proxied;
 
 /// So long that a test that waits for it would be seen to hang.
-const NEVER: Duration = Duration::from_secs(3600);
+pub const NEVER: Duration = Duration::from_secs(3600);
 const OFTEN: Duration = Duration::from_millis(50);
 const ALL: [Channel; 3] = [Channel::Ready, Channel::Ended, Channel::Stop];
 
 /// A machine that stalls is late with the hint by which a listener sees that it hears: then it tries again.
-async fn listen(farm: &Farm, channels: &[Channel]) -> Listener {
+pub async fn listen(url: &str, channels: &[Channel], poll: Duration) -> Listener {
     for _ in 0..10 {
-        let listener = Listener::connect(farm.direct_url.clone(), channels, NEVER).await;
+        let listener = Listener::connect(url.to_owned(), channels, poll).await;
         match &listener.trouble {
             None => return listener,
             Some(trouble) => eprintln!("{trouble}"),
@@ -34,7 +34,7 @@ async fn listen(farm: &Farm, channels: &[Channel]) -> Listener {
 #[tokio::test]
 async fn a_hint_arrives_on_its_channel() {
     let farm = Farm::new().await;
-    let mut listener = listen(&farm, &ALL).await;
+    let mut listener = listen(&farm.direct_url, &ALL, NEVER).await;
     for channel in ALL {
         notify(&farm.operator, channel, "3,4").await.unwrap();
         assert_eq!(listener.next().await, Wake::Hint(channel, "3,4".into()));
@@ -45,7 +45,7 @@ async fn a_hint_arrives_on_its_channel() {
 async fn builders_are_told_of_drains_and_of_their_ends() {
     let (farm, _, node) = Farm::small(1).await;
     let id = farm.node_of(&node).await;
-    let mut listener = listen(&farm, &[Channel::Stop]).await;
+    let mut listener = listen(&farm.direct_url, &[Channel::Stop], NEVER).await;
     for db in [&farm.operator, &farm.frontend] {
         people::drain(db, id, "cordoned", None).await.unwrap();
         assert_eq!(listener.next().await, Wake::Hint(Channel::Stop, String::new()));
@@ -57,7 +57,7 @@ async fn builders_are_told_of_drains_and_of_their_ends() {
 #[tokio::test]
 async fn a_listener_hears_only_what_it_listens_to() {
     let farm = Farm::new().await;
-    let mut listener = listen(&farm, &[Channel::Ended]).await;
+    let mut listener = listen(&farm.direct_url, &[Channel::Ended], NEVER).await;
     notify(&farm.operator, Channel::Ready, "").await.unwrap();
     notify(&farm.operator, Channel::Ended, "this").await.unwrap();
     assert_eq!(listener.next().await, Wake::Hint(Channel::Ended, "this".into()));
@@ -66,7 +66,7 @@ async fn a_listener_hears_only_what_it_listens_to() {
 #[tokio::test]
 async fn without_a_hint_it_polls() {
     let farm = Farm::new().await;
-    let mut listener = Listener::connect(farm.direct_url.clone(), &ALL, OFTEN).await;
+    let mut listener = listen(&farm.direct_url, &ALL, OFTEN).await;
     assert_eq!(listener.next().await, Wake::Poll);
     assert_eq!(listener.trouble, None);
 }
@@ -75,7 +75,7 @@ async fn without_a_hint_it_polls() {
 async fn a_listener_survives_a_crash_of_its_server_and_looks_when_it_is_back() {
     let server = Server::start(Options::default());
     let farm = Farm::on(server.database().await).await;
-    let mut listener = listen(&farm, &ALL).await;
+    let mut listener = listen(&farm.direct_url, &ALL, NEVER).await;
     server.stop_immediate().await;
     assert_eq!(listener.next().await, Wake::Poll);
     assert_eq!(listener.trouble.as_deref(), Some("the connection that listens was lost"));
@@ -208,7 +208,7 @@ async fn builders_hear_which_classes_became_ready() {
     let farm = farm().await;
     let pool = farm.pool("pool", &[SYSTEM], 1).await;
     farm.node(&pool, "node").await;
-    let mut listener = listen(&farm, &[Channel::Ready]).await;
+    let mut listener = listen(&farm.direct_url, &[Channel::Ready], NEVER).await;
     let work = async { drop(farm.evaluate("project", &[("a", &[])]).await) };
     let heard = hints(&farm, &mut listener, work, async |_| true).await;
     let class: i32 =
@@ -222,7 +222,7 @@ async fn the_first_node_of_its_kind_hears_of_what_waits() {
     let jobs = farm.evaluate("project", &[("a", &[])]).await;
     let pool = farm.pool("pool", &[SYSTEM], 1).await;
     farm.settle().await;
-    let mut listener = listen(&farm, &[Channel::Ready]).await;
+    let mut listener = listen(&farm.direct_url, &[Channel::Ready], NEVER).await;
     let node = farm.node(&pool, "node").await;
     let claimed = node.claim(1).await.unwrap();
     assert!(claimed.is_empty(), "its kind is not known yet: {claimed:?}");
@@ -238,7 +238,7 @@ async fn frontends_hear_that_jobs_came_to_an_end() {
     let node = farm.node(&pool, "node").await;
     farm.settle().await;
     let claim = farm.claim(&node).await;
-    let mut listener = listen(&farm, &[Channel::Ended]).await;
+    let mut listener = listen(&farm.direct_url, &[Channel::Ended], NEVER).await;
     let work = async { assert!(node.fail(claim.fence, Failure::BuildError, "").await.unwrap()) };
     let above_ended = async |_: &Wake| farm.state(jobs["above"]).await == "dep_failed";
     let heard = hints(&farm, &mut listener, work, above_ended).await;
@@ -253,7 +253,7 @@ async fn builders_hear_that_a_running_build_is_to_be_stopped() {
     let node = farm.node(&pool, "node").await;
     farm.settle().await;
     let claim = farm.claim(&node).await;
-    let mut listener = listen(&farm, &[Channel::Stop]).await;
+    let mut listener = listen(&farm.direct_url, &[Channel::Stop], NEVER).await;
     let work = async {
         people::end_evaluation(&farm.frontend, evaluation.id, people::Ending::Cancelled, None).await.unwrap();
     };
@@ -270,7 +270,7 @@ async fn a_build_cancelled_by_hand_is_to_be_stopped_at_once() {
     let node = farm.node(&pool, "node").await;
     farm.settle().await;
     let claim = farm.claim(&node).await;
-    let mut listener = listen(&farm, &[Channel::Stop]).await;
+    let mut listener = listen(&farm.direct_url, &[Channel::Stop], NEVER).await;
     assert!(people::cancel(&farm.frontend, claim.fence.job).await.unwrap());
     assert_eq!(listener.next().await, Wake::Hint(Channel::Stop, String::new()));
     assert_eq!(node.heartbeat(&[claim.fence], None).await.unwrap().abandon, [claim.fence.job]);
@@ -288,7 +288,7 @@ async fn a_thousand_ends_are_told_in_a_few_words() {
     farm.settle().await;
     let claims = node.claim(JOBS as i32).await.unwrap();
     assert_eq!(claims.len(), JOBS);
-    let mut listener = listen(&farm, &[Channel::Ready, Channel::Ended]).await;
+    let mut listener = listen(&farm.direct_url, &[Channel::Ready, Channel::Ended], NEVER).await;
     let fails = claims.iter().map(|claim| node.fail(claim.fence, Failure::BuildError, ""));
     stream::iter(fails).buffer_unordered(8).for_each(async |failed| assert!(failed.unwrap())).await;
     let all_ended = async |wake: &Wake| {
@@ -304,7 +304,7 @@ async fn a_thousand_ends_are_told_in_a_few_words() {
 #[tokio::test]
 async fn a_payload_is_cut_to_a_hint() {
     let farm = Farm::new().await;
-    let mut listener = listen(&farm, &[Channel::Ready]).await;
+    let mut listener = listen(&farm.direct_url, &[Channel::Ready], NEVER).await;
     notify(&farm.operator, Channel::Ready, &"9,".repeat(100_000)).await.unwrap();
     assert_eq!(listener.next().await, Wake::Hint(Channel::Ready, "9,".repeat(100)));
 }

@@ -37,7 +37,9 @@ async fn patient(slots: i32) -> (Farm, PoolHandle, Session, Evaluation) {
 /// A transaction that stays open, on a connection past the pooler.
 async fn open(url: &str) -> PgConnection {
     let mut connection = PgConnection::connect(url).await.unwrap();
-    sqlx::query("BEGIN").execute(&mut connection).await.unwrap();
+    // A machine that stalls would have it ended otherwise.
+    let begin = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = 0";
+    sqlx::raw_sql(begin).execute(&mut connection).await.unwrap();
     connection
 }
 

@@ -1,10 +1,12 @@
 //! What the past leaves behind, and for how long.
 
-use harmonia_queue::branches::{self, Push};
+use harmonia_queue::branches::{self, ProjectSource, Push};
 use harmonia_queue::ingest::Ingest;
 use harmonia_queue::leader::Leadership;
 use harmonia_queue::{Error, evaluations as queued, forges, janitor};
 use harmonia_tests::farm::{Farm, derivation, drv_path};
+
+use crate::races::{after, open_words};
 
 const YEAR: f64 = 365.0 * 86_400.0;
 
@@ -104,6 +106,16 @@ async fn the_last_complete_evaluation_of_a_branch_stays() {
     assert_eq!(evaluations(&farm).await, [last, other]);
 }
 
+#[tokio::test]
+async fn what_somebody_pins_while_retention_waits_stays() {
+    let (farm, old, new, lead) = old_and_new().await;
+    let held = open_words(&farm, &format!("SELECT ci.pin({old}, true)")).await;
+    let (db, generation) = (farm.operator.clone(), lead.generation);
+    after(&farm, held, async move { janitor::retain(&db, generation).await.unwrap() }).await;
+    retain(&farm, &lead).await;
+    assert_eq!(evaluations(&farm).await, [old, new]);
+}
+
 /// A push that was evaluated a year ago.
 async fn old_push(branch: &str, pull_request: Option<i32>) -> (Farm, i32, i64) {
     let (farm, _, node) = Farm::small(1).await;
@@ -151,6 +163,38 @@ async fn the_last_push_to_a_pull_request_stays_as_long_as_that_is_open() {
     forges::close_pull_request(&farm.frontend, project, 7).await.unwrap();
     retain(&farm, &lead).await;
     assert!(!is_known(&farm, "leaf").await);
+}
+
+#[tokio::test]
+async fn what_a_person_had_built_once_more_stays_no_longer_than_its_branch() {
+    let (farm, project, id) = old_push("release", None).await;
+    let again = queued::repeat(&farm.frontend, id).await.unwrap();
+    queued::claim(&farm.evaluator, "one").await.unwrap();
+    let mut ingest = Ingest::of(&farm.evaluator, again);
+    ingest.add(vec![derivation("leaf", &[])]).await.unwrap();
+    ingest.complete(&[]).await.unwrap();
+    farm.advance(YEAR).await;
+    let lead = farm.lead().await;
+    retain(&farm, &lead).await;
+    assert_eq!(evaluations(&farm).await, [again]);
+    forges::end_branch(&farm.frontend, project, "release", "it was deleted", None).await.unwrap();
+    retain(&farm, &lead).await;
+    assert!(!is_known(&farm, "leaf").await);
+}
+
+#[tokio::test]
+async fn a_branch_is_there_until_somebody_has_looked_at_the_projects_new_place() {
+    let (farm, _, id) = old_push("release", None).await;
+    for url in ["https://here/dots", "https://there/dots"] {
+        branches::put_source(&farm.frontend, "main", Some(&ProjectSource::git(url))).await.unwrap();
+    }
+    let lead = farm.lead().await;
+    retain(&farm, &lead).await;
+    assert_eq!(evaluations(&farm).await, [id]);
+    let poll = branches::claim_poll(&farm.evaluator).await.unwrap().unwrap();
+    let seen = branches::polled(&farm.evaluator, &poll, Ok(("main", "bb"))).await.unwrap();
+    retain(&farm, &lead).await;
+    assert_eq!(evaluations(&farm).await, [seen.unwrap()]);
 }
 
 #[tokio::test]
