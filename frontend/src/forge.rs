@@ -25,11 +25,13 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use axum::Router;
 use axum::http::HeaderMap;
+use futures::future::join_all;
 use harmonia_queue::Db;
 use harmonia_queue::branches::Forge as Keeper;
 use harmonia_queue::forges::Repository;
 use harmonia_queue::people::Who;
 use harmonia_service::secret::SecretError;
+use harmonia_service::sentence::sentence;
 use harmonia_service::settings::{Settings, SettingsError};
 use serde::{Deserialize, Serialize};
 
@@ -104,8 +106,12 @@ pub struct Heads {
 
 /// How long it is remembered who may push where, for what is only shown: who acts is asked for again.
 const REMEMBERED: Duration = Duration::from_secs(60);
+/// And that somebody may push nowhere.
+const ESTRANGED: Duration = Duration::from_secs(300);
 /// So many answers.
 const MOST: usize = 10_000;
+/// Questions at once about one person.
+const AT_ONCE: usize = 8;
 
 /// A forge as it is configured.
 pub struct Known {
@@ -136,6 +142,7 @@ pub struct Forges {
     url: String,
     counts: ForgeCounts,
     writers: Mutex<Memory<(Member, Repository), bool>>,
+    strangers: Mutex<Memory<Member, ()>>,
 }
 
 impl Member {
@@ -175,7 +182,8 @@ impl Forges {
             known.insert(name.clone(), Arc::new(Known { name, kind, instance, forge, client }));
         }
         let writers = Mutex::new(Memory::new(Instant::now(), REMEMBERED, MOST));
-        Ok(Self { known, db, url: url.to_owned(), counts, writers })
+        let strangers = Mutex::new(Memory::new(Instant::now(), ESTRANGED, MOST));
+        Ok(Self { known, db, url: url.to_owned(), counts, writers, strangers })
     }
 
     /// All of them.
@@ -205,6 +213,39 @@ impl Forges {
         let may = known.forge.may_write(repository, &member.login).await?;
         writers().insert(asked, key, may, 1);
         Ok(may)
+    }
+
+    /// Whether somebody may push to one of these repositories of their forge. One that cannot be asked about hides no other, and
+    /// one that is not there is nobody's. Whoever may push to none is not asked about again soon: it takes many questions.
+    pub async fn may_push_to_any(
+        &self,
+        member: &Member,
+        repositories: &[Repository],
+    ) -> Result<bool, ForgeError> {
+        let asked = Instant::now();
+        let strangers = || self.strangers.lock().unwrap_or_else(PoisonError::into_inner);
+        if strangers().get(asked, member).is_some() {
+            return Ok(false);
+        }
+        let mut missing = None;
+        for some in repositories.chunks(AT_ONCE) {
+            let questions = some.iter().map(|repository| self.may_write(member, repository, true));
+            for answer in join_all(questions).await {
+                match answer {
+                    Ok(true) => return Ok(true),
+                    Ok(false) => {}
+                    Err(error) if error.is_lasting() => {
+                        tracing::info!(error = sentence(&error), "of a repository nobody knows who may push");
+                    }
+                    Err(error) => missing = Some(error),
+                }
+            }
+        }
+        if let Some(error) = missing {
+            return Err(error);
+        }
+        strangers().insert(asked, member.clone(), (), 1);
+        Ok(false)
     }
 
     /// Where they send their webhooks.

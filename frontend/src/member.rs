@@ -1,15 +1,11 @@
 //! Who may start and stop builds: by their scope everywhere, and in a project whoever may push to its repository.
 
-use futures::future::join_all;
 use harmonia_queue::Db;
 use harmonia_queue::forges::{self, Place, Repository};
 use harmonia_service::problem::Problem;
 use harmonia_service::sentence::sentence;
 
 use crate::forge::{ForgeError, Forges, Member};
-
-/// Questions to a forge at once.
-const AT_ONCE: usize = 8;
 
 /// What somebody wants to start or stop.
 #[derive(Debug, Clone, Copy)]
@@ -60,24 +56,13 @@ pub async fn is_allowed(
     Ok(target.is_allowed(&theirs))
 }
 
-/// Whether somebody may push to one of these repositories of their forge. One that cannot be asked about hides no other.
+/// Whether somebody may push to one of these repositories of their forge.
 pub async fn may_push_to_any(
     forges: &Forges,
     member: &Member,
     repositories: &[Repository],
 ) -> Result<bool, Problem> {
-    let mut missing = None;
-    for some in repositories.chunks(AT_ONCE) {
-        let asked = some.iter().map(|repository| forges.may_write(member, repository, true));
-        for answer in join_all(asked).await {
-            match answer {
-                Ok(true) => return Ok(true),
-                Ok(false) => {}
-                Err(error) => missing = Some(error),
-            }
-        }
-    }
-    missing.map_or(Ok(false), |error| Err(away(error)))
+    forges.may_push_to_any(member, repositories).await.map_err(away)
 }
 
 fn away(error: ForgeError) -> Problem {

@@ -81,11 +81,7 @@ impl Desk<'_> {
     async fn act_for(&self, follower: &Follower, what: &What) -> Result<Outcome, Problem> {
         match what {
             What::Pushed { branch, before, commit } => self.pushed(follower, branch, before, commit).await,
-            What::Deleted { branch } => {
-                let cancelled =
-                    forges::end_branch(self.db, follower.id, branch, "the branch was deleted", None).await?;
-                Ok(Outcome::noted(format!("the branch is gone, {cancelled} evaluations were cancelled")))
-            }
+            What::Deleted { branch } => self.deleted(follower, branch).await,
             // Its branch is pushed to, which is told too, and maybe later.
             What::Proposed { head, branch, outside: false, .. } => {
                 self.pushed(follower, branch, "", head).await
@@ -94,10 +90,7 @@ impl Desk<'_> {
                 let outside = Outside { number: *number, head };
                 self.proposed_outside(follower, &outside, author).await
             }
-            What::Closed { number } => {
-                let cancelled = forges::close_pull_request(self.db, follower.id, *number).await?;
-                Ok(Outcome::noted(format!("it is closed, {cancelled} evaluations were cancelled")))
-            }
+            What::Closed { number } => self.closed(follower, *number).await,
             What::Asked { number, person, comment, commit } => {
                 self.asked(follower, *number, person, *comment, commit).await
             }
@@ -139,6 +132,27 @@ impl Desk<'_> {
                 return Ok(Outcome::evaluated(evaluation));
             }
         }
+    }
+
+    /// It may be there again by now.
+    async fn deleted(&self, follower: &Follower, branch: &str) -> Result<Outcome, Problem> {
+        let known = branches::head(self.db, &follower.name, branch).await?;
+        if let Some(head) = self.known.forge.head(self.repository, branch).await.map_err(away)? {
+            return self.pushed(follower, branch, "", &head).await;
+        }
+        let reason = "the branch was deleted";
+        let cancelled = forges::end_branch(self.db, follower.id, branch, reason, known.as_deref()).await?;
+        Ok(Outcome::noted(format!("the branch is gone, {cancelled} evaluations were cancelled")))
+    }
+
+    /// Likewise. The forge is not asked about one that is not known: most are from inside.
+    async fn closed(&self, follower: &Follower, number: i32) -> Result<Outcome, Problem> {
+        let known = forges::pull_request_head(self.db, follower.id, number).await?;
+        if known.is_some() && self.pull_request(number).await?.open {
+            return Ok(Outcome::ignored("it is open again"));
+        }
+        let cancelled = forges::close_pull_request(self.db, follower.id, number).await?;
+        Ok(Outcome::noted(format!("it is closed, {cancelled} evaluations were cancelled")))
     }
 
     async fn proposed_outside(

@@ -64,6 +64,17 @@ pub enum ForgeError {
     Endless,
 }
 
+impl ForgeError {
+    /// Whether a repository is asked about in vain until somebody changes its project, or our token.
+    pub fn is_lasting(&self) -> bool {
+        match self {
+            Self::Moved { .. } | Self::Discreet => true,
+            Self::Refused { status, .. } => matches!(*status, StatusCode::FORBIDDEN | StatusCode::NOT_FOUND),
+            _ => false,
+        }
+    }
+}
+
 /// A forge's API.
 #[derive(Debug, Clone)]
 pub struct Http {

@@ -1,9 +1,11 @@
-//! Pushes that no webhook told us of: found by comparing the heads of branches with those that we know.
+//! Pushes that no webhook told us of: found by comparing the heads of branches with those that we know. Pull requests that were
+//! closed without a word, too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::time::Duration;
 
+use axum::http::StatusCode;
 use harmonia_queue::branches::{self, Push};
 use harmonia_queue::forges::{self, Comparison};
 use harmonia_service::sentence::sentence;
@@ -86,6 +88,16 @@ async fn compare(forges: &Forges, due: &Comparison) -> Result<(), CompareError> 
         }
     }
     forges::see_heads(&forges.db, due.id, &seen).await?;
+    for number in forges::doubtful_pull_requests(&forges.db, due.id).await? {
+        let is_open = match known.forge.pull_request(&due.repository, number).await {
+            Err(ForgeError::Refused { status: StatusCode::NOT_FOUND, .. }) => false,
+            found => found?.open,
+        };
+        match is_open {
+            true => forges::still_open(&forges.db, due.id, number).await?,
+            false => drop(forges::close_pull_request(&forges.db, due.id, number).await?),
+        }
+    }
     Ok(forges::compared(&forges.db, due.id).await?)
 }
 

@@ -22,7 +22,7 @@ use super::{Forges, Known};
 /// The longest body. GitHub names up to 2,048 commits of a push, at a kilobyte or two each. What is longer is found by
 /// comparing heads.
 const LONGEST: usize = 4 << 20;
-/// Bytes of bodies in memory, of all together. What has not come yet takes none, so that requests that never end keep nobody out.
+/// Bytes of bodies in memory, of all together. What has not come yet takes none, so that requests that only begin keep nobody out.
 const ROOM: usize = 16 * LONGEST;
 /// How long a body may take to come: forges themselves give up after 5 to 10 s,
 const READ: Duration = Duration::from_secs(10);

@@ -15,7 +15,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokio::sync::Mutex;
 
-use super::provider::{Attempt, Home, People, Somebody, Us, ask, away, client, fields, form, refused};
+use super::provider::{Attempt, Home, Name, People, Somebody, Us, ask, away, client, fields, form, refused};
 use super::session::now;
 use crate::escape::escape;
 
@@ -232,7 +232,8 @@ fn check(claims: &Claims, issuer: &str, client: &str, nonce: &str, now: u64) -> 
 fn somebody(claims: Claims, people: &People) -> Somebody {
     let Claims { sub, email, email_verified, preferred_username, .. } = claims;
     let checked = email.as_deref().filter(|_| email_verified);
-    let listed = people.scope(&[&[sub.as_str()], checked.as_slice()].concat());
+    let names = [Some(Name::Subject(&sub)), checked.map(Name::Address)];
+    let listed = people.scope(&names.into_iter().flatten().collect::<Vec<_>>());
     let scope = listed.or(people.readers.is_empty().then_some(Scope::Read));
     Somebody { name: email.or(preferred_username).unwrap_or(sub), scope, member: None }
 }

@@ -118,7 +118,7 @@ pub struct Home {
 impl Home {
     /// Somebody of this forge. Names at different forges are different people: who may do more is listed as `forge:login`.
     pub fn somebody(&self, login: String, people: &People) -> Somebody {
-        let scope = people.scope(&[&format!("{}:{login}", self.forge)]);
+        let scope = people.scope(&[Name::Forge(&format!("{}:{login}", self.forge))]);
         let member = Some(Member { instance: self.instance.clone(), login: login.clone() });
         Somebody { name: login, scope, member }
     }
@@ -142,25 +142,46 @@ impl People {
     }
 
     /// What somebody may do who has these names. None: they are not listed.
-    pub fn scope(&self, names: &[&str]) -> Option<Scope> {
-        let is_in = |list: &[String]| list.iter().any(|name| names.contains(&name.as_str()));
+    pub fn scope(&self, names: &[Name<'_>]) -> Option<Scope> {
+        let is_in = |list: &[String]| list.iter().any(|word| names.iter().any(|name| word == name.text()));
         if is_in(&self.admins) {
             Some(Scope::Admin)
         } else if is_in(&self.operators) {
             Some(Scope::Operate)
         } else {
-            let reads = |word: &String| names.iter().any(|name| fits(word, name));
+            let reads = |word: &String| names.iter().any(|name| name.fits(word));
             self.readers.iter().any(reads).then_some(Scope::Read)
         }
     }
 }
 
-/// `code:*` is everybody of that forge, `*@example.org` whoever has an address there.
-fn fits(word: &str, name: &str) -> bool {
-    match (word.strip_suffix(":*"), word.strip_prefix("*@")) {
-        (Some(forge), _) => name.split_once(':').is_some_and(|(of, _)| of == forge),
-        (None, Some(domain)) => name.rsplit_once('@').is_some_and(|(_, of)| of.eq_ignore_ascii_case(domain)),
-        (None, None) => word == name,
+/// By what somebody is known.
+#[derive(Debug, Clone, Copy)]
+pub enum Name<'a> {
+    /// `forge:login`.
+    Forge(&'a str),
+    /// An address that a provider has checked.
+    Address(&'a str),
+    /// What a provider calls them, or they themselves: it may look like anything.
+    Subject(&'a str),
+}
+
+impl<'a> Name<'a> {
+    fn text(self) -> &'a str {
+        match self {
+            Self::Forge(text) | Self::Address(text) | Self::Subject(text) => text,
+        }
+    }
+
+    /// `code:*` is everybody of that forge, `*@example.org` whoever has an address there.
+    fn fits(self, word: &str) -> bool {
+        match (self, word.strip_suffix(":*"), word.strip_prefix("*@")) {
+            (Self::Forge(name), Some(forge), _) => name.split_once(':').is_some_and(|(of, _)| of == forge),
+            (Self::Address(name), _, Some(domain)) => {
+                name.rsplit_once('@').is_some_and(|(_, of)| of.eq_ignore_ascii_case(domain))
+            }
+            _ => word == self.text(),
+        }
     }
 }
 
@@ -275,18 +296,20 @@ mod tests {
     fn readers_are_listed_one_by_one_or_all_of_a_forge_or_of_a_domain() {
         let readers = ["code:*", "github:ada", "*@example.org"].map(str::to_owned).to_vec();
         let people = People { readers, ..People::default() };
-        for name in ["code:eve", "github:ada", "bob@Example.org"] {
-            assert_eq!(people.scope(&[name]), Some(Scope::Read), "{name}");
+        for name in [Name::Forge("code:eve"), Name::Forge("github:ada"), Name::Address("bob@Example.org")] {
+            assert_eq!(people.scope(&[name]), Some(Scope::Read), "{name:?}");
         }
         for name in [
-            "code",
-            "decode:eve",
-            "github:eve",
-            "bob@evil-example.org",
-            "bob@example.org.evil",
-            "example.org",
+            Name::Forge("code"),
+            Name::Forge("decode:eve"),
+            Name::Forge("github:eve"),
+            Name::Address("bob@evil-example.org"),
+            Name::Address("bob@example.org.evil"),
+            Name::Address("example.org"),
+            Name::Subject("code:eve"),
+            Name::Subject("bob@example.org"),
         ] {
-            assert_eq!(people.scope(&[name]), None, "{name}");
+            assert_eq!(people.scope(&[name]), None, "{name:?}");
         }
     }
 }

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::desk::Desk;
 use super::reader::{Reader, cookie};
-use super::recorder::{Recorder, adopt};
+use super::recorder::{Recorder, Refusal, adopt};
 
 /// Where people would reach the frontend: its port is not known when the forge has to know it.
 const PUBLIC: &str = "http://ci.example.org";
@@ -120,6 +120,22 @@ async fn whoever_is_listed_nowhere_and_may_push_nowhere_is_not_let_in() {
         let said = answer.text().await.unwrap();
         assert!(status == 303 || said.contains("readers"), "{said}");
     }
+}
+
+#[tokio::test]
+async fn who_may_push_nowhere_is_not_asked_about_again_at_once() {
+    let (desk, recorder) = github().await;
+    for status in [404, 500] {
+        let header = ("x-nothing", "");
+        recorder.memory().refusals.push(Refusal { of: "collaborators", status, header });
+        recorder.memory().person = "mallory".to_owned();
+        let mut reader = Reader::new(&desk);
+        let address = begin(&mut reader).await;
+        let back = format!("/sign-in/code/back?code=good&state={}", field(&address, "state"));
+        let said = reader.get(&back).await.text().await.unwrap();
+        assert!(said.contains("readers"), "{said}");
+    }
+    assert_eq!(recorder.memory().refusals.len(), 1, "the second time, nobody was asked");
 }
 
 #[tokio::test]

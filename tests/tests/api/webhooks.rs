@@ -187,6 +187,31 @@ async fn a_branch_that_is_gone_takes_its_evaluations_along() {
 }
 
 #[tokio::test]
+async fn a_branch_or_a_pull_request_that_is_there_again_loses_nothing() {
+    let (desk, recorder) = start(PullRequests::All).await;
+    recorder.memory().branches = vec![("topic".to_owned(), commit('1'))];
+    recorder.memory().pulls.insert(7, json!({"head": commit('2'), "state": "open"}));
+    let branch = accepted(send(&desk, "push", push("topic", '1'))).await[0];
+    let outside = accepted(send(&desk, "pull_request", pull_request("opened", '2', true))).await[0];
+    send(&desk, "delete", json!({"ref": "topic", "ref_type": "branch"})).send().await.unwrap();
+    ignored(send(&desk, "pull_request", pull_request("closed", '2', true))).await;
+    for id in [branch, outside] {
+        assert_eq!(evaluation(&desk, id).await.stage, Stage::Queued);
+    }
+}
+
+#[tokio::test]
+async fn a_pull_request_that_was_closed_without_a_word_is_found() {
+    let (desk, recorder) = start(PullRequests::All).await;
+    recorder.memory().branches = vec![("main".to_owned(), commit('1'))];
+    let ids = accepted(send(&desk, "pull_request", pull_request("opened", '2', true))).await;
+    recorder.memory().pulls.insert(7, json!({"head": commit('2'), "state": "closed"}));
+    desk.farm.database.execute("UPDATE ci.pull_request SET seen_at = now() - interval '25 hours'").await;
+    desk.farm.database.execute("UPDATE ci.comparison SET next_at = now()").await;
+    eventually("it is closed", || async { evaluation(&desk, ids[0]).await.stage == Stage::Cancelled }).await;
+}
+
+#[tokio::test]
 async fn a_pull_request_from_inside_is_its_branch() {
     let (desk, _recorder) = start(PullRequests::default()).await;
     let ids = accepted(send(&desk, "push", push("topic", '1'))).await;
