@@ -9,6 +9,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::client::{ApiError, Client, Farm};
 use crate::outcome::Failure;
+use crate::output::is_unheard;
 use crate::sse::{Event, Reader};
 use crate::{style, target};
 use harmonia_service::ansi::Filter;
@@ -97,7 +98,9 @@ impl<'a> Printer<'a> {
 
     async fn archived(&mut self, mut answer: Response) -> Result<(), ApiError> {
         let mut rest = Vec::new();
-        while let Some(bytes) = answer.chunk().await.map_err(|error| self.client.lost(error))? {
+        while !is_unheard()
+            && let Some(bytes) = answer.chunk().await.map_err(|error| self.client.lost(error))?
+        {
             rest.extend_from_slice(&bytes);
             let whole = whole_characters(&rest);
             let text: Vec<u8> = rest.drain(..whole).collect();
@@ -125,6 +128,9 @@ impl<'a> Printer<'a> {
             for event in reader.read(&bytes) {
                 self.hear(&event);
             }
+            if is_unheard() {
+                return Ok(());
+            }
         }
     }
 
@@ -150,6 +156,7 @@ impl<'a> Printer<'a> {
 
     fn show(&mut self, text: &str) {
         print!("{}", self.filter.pass(text));
+        self.is_over |= is_unheard();
     }
 }
 

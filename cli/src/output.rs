@@ -2,6 +2,7 @@
 
 use std::fmt::Arguments;
 use std::io::{self, ErrorKind, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::ValueEnum;
 use serde::Serialize;
@@ -43,12 +44,21 @@ impl Output {
     }
 }
 
-/// At once. Whoever reads may have seen enough, as `grep -q` has: then nothing is left to do.
+/// Whoever reads has seen enough, as `grep -q` may have.
+static UNHEARD: AtomicBool = AtomicBool::new(false);
+
+/// Whether nobody reads any more: who only prints has nothing left to do.
+pub fn is_unheard() -> bool {
+    UNHEARD.load(Ordering::Relaxed)
+}
+
+/// At once. If nobody reads, a verb still ends as it would have: somebody may wait for its exit code.
 pub fn put(words: Arguments<'_>) {
     let mut out = io::stdout();
     let Err(error) = out.write_fmt(words).and_then(|()| out.flush()) else { return };
     if error.kind() == ErrorKind::BrokenPipe {
-        std::process::exit(0);
+        UNHEARD.store(true, Ordering::Relaxed);
+        return;
     }
     eprintln!("harmonia-ci: what was asked for cannot be written: {error}");
     std::process::exit(1)

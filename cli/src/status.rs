@@ -59,28 +59,30 @@ pub async fn run(arguments: Arguments) -> Result<(), Failure> {
 pub async fn print(client: &Client, id: i64, output: Output) -> Result<(), Failure> {
     let (detail, failed) = match output {
         Output::Table => {
-            let detail = read(client, id, named).await?;
+            let detail = read(client, id, "true", named).await?;
             let failed = failed_builds(client, &detail.evaluation).await?;
             (detail, failed)
         }
-        Output::Json => (read(client, id, |_| false).await?, Vec::new()),
+        Output::Json => (read(client, id, "false", |_| false).await?, Vec::new()),
     };
     output.print(&detail, || describe(&detail, &failed, style::is_wanted()));
     Ok(())
 }
 
-/// With as many pages of its attributes as it takes until there is enough of them.
+/// With as many pages of its attributes, or of those that failed, as it takes until there is enough of them.
 async fn read(
     client: &Client,
     id: i64,
+    failed: &str,
     enough: fn(&EvaluationDetail) -> bool,
 ) -> Result<EvaluationDetail, ApiError> {
     let path = format!("evals/{id}");
-    let mut detail: EvaluationDetail = client.find(&path, &[("limit", PAGE)]).await?;
+    let mut detail: EvaluationDetail = client.find(&path, &[("limit", PAGE), ("failed", failed)]).await?;
     while !enough(&detail)
         && let Some(after) = detail.attribute_page.next.take()
     {
-        let more: EvaluationDetail = client.find(&path, &[("limit", PAGE), ("after", &after)]).await?;
+        let query = [("limit", PAGE), ("failed", failed), ("after", &after)];
+        let more: EvaluationDetail = client.find(&path, &query).await?;
         detail.attribute_page.items.extend(more.attribute_page.items);
         detail.attribute_page.next = more.attribute_page.next;
     }

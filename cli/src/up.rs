@@ -98,7 +98,7 @@ pub async fn run(arguments: Arguments) -> Result<(), Failure> {
     rustix::process::umask(Mode::WGRP | Mode::WOTH);
     let (plan, port) = Plan::make(arguments)?;
     let terminal = Arc::new(Terminal::new(plan.arguments.verbose));
-    let supervisor = Supervisor::new(terminal.clone(), environment::shared(plan.listen.ip()));
+    let supervisor = Supervisor::new(terminal.clone(), environment::shared(plan.places()));
     let leader = OnceLock::new();
     let outcome = tokio::select! {
         failed = plan.live(port, &supervisor, &terminal, &leader) => failed.map(|never| match never {}),
@@ -118,8 +118,8 @@ struct Plan {
     public_keys: String,
     slots: i32,
     listen: SocketAddr,
-    /// Its own S3 server: the frontend sends clients there.
-    s3_listen: SocketAddr,
+    /// The frontend sends clients there.
+    bucket: s3::Wanted,
     /// Where this machine reaches the frontend,
     local_url: String,
     /// and where others do.
@@ -137,9 +137,10 @@ impl Plan {
         let settings = config::read(&layout)?;
         let (port, listen) = patiently(|| ports::take(arguments.listen, "--listen"))?;
         let option = "--s3-listen";
-        let s3_listen = match arguments.s3_listen {
-            Some(address) => patiently(|| ports::take(address, option))?.1,
-            None => ports::kept(&layout.path("s3-port"), listen.ip(), option)?,
+        let bucket = match (&arguments.s3, arguments.s3_listen) {
+            (Some(url), _) => s3::Wanted::Given(url.clone()),
+            (None, Some(address)) => s3::Wanted::Own(patiently(|| ports::take(address, option))?.1),
+            (None, None) => s3::Wanted::Own(ports::kept(&layout.path("s3-port"), listen.ip(), option)?),
         };
         find::which("nix-store").ok_or(UpError::NoNix)?;
         log_to(&layout)?;
@@ -151,12 +152,21 @@ impl Plan {
             url: public_url(listen),
             is_open: settings.parse("anonymous_read")?.unwrap_or(roles::is_private(listen)),
             listen,
-            s3_listen,
+            bucket,
             layout,
             settings,
             arguments,
         };
         Ok((plan, port))
+    }
+
+    /// The hosts at which this machine is reached.
+    fn places(&self) -> Vec<String> {
+        let bucket = match &self.bucket {
+            s3::Wanted::Own(listen) => Some(*listen),
+            s3::Wanted::Given(_) => None,
+        };
+        [Some(self.listen), bucket].into_iter().flatten().map(|listen| public_host(listen.ip())).collect()
     }
 
     /// Starts everything, says so, and watches over it until it is dropped.
@@ -168,7 +178,7 @@ impl Plan {
         leader: &OnceLock<Leader>,
     ) -> Result<Infallible, UpError> {
         let (layout, listen) = (&self.layout, self.listen);
-        let bucket = s3::start(layout, supervisor, self.arguments.s3.as_deref(), self.s3_listen)?;
+        let bucket = s3::start(layout, supervisor, &self.bucket)?;
         let (once, daemon) =
             tokio::try_join!(self.database(supervisor, terminal), self.daemon(supervisor, terminal))?;
         drop(port);
@@ -247,8 +257,15 @@ impl Plan {
 /// Where others reach what listens there.
 fn public_url(listen: SocketAddr) -> String {
     match listen.ip().is_unspecified() {
-        true => format!("http://{}:{}", harmonia_builder::machine_name(), listen.port()),
+        true => format!("http://{}:{}", public_host(listen.ip()), listen.port()),
         false => format!("http://{listen}"),
+    }
+}
+
+fn public_host(listen: IpAddr) -> String {
+    match listen.is_unspecified() {
+        true => harmonia_builder::machine_name(),
+        false => listen.to_string(),
     }
 }
 

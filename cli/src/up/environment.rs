@@ -2,7 +2,6 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::net::IpAddr;
 use std::path::Path;
 use std::process::Command;
 
@@ -34,20 +33,20 @@ pub fn foreign(program: &Path) -> Command {
     command
 }
 
-/// What every part is told: where programs are, and that no proxy knows the way to this machine, which listens there.
-pub fn shared(listen: IpAddr) -> Vec<(&'static str, OsString)> {
+/// What every part is told: where programs are, and that no proxy knows the way to this machine, which is reached there.
+pub fn shared(places: Vec<String>) -> Vec<(&'static str, OsString)> {
     let set = ["no_proxy", "NO_PROXY"].into_iter().find_map(|name| env::var(name).ok());
-    let direct: OsString = no_proxy(&set.unwrap_or_default(), listen).into();
+    let direct: OsString = no_proxy(&set.unwrap_or_default(), &places).into();
     vec![("PATH", find::path()), ("no_proxy", direct.clone()), ("NO_PROXY", direct)]
 }
 
-fn no_proxy(set: &str, listen: IpAddr) -> String {
+fn no_proxy(set: &str, places: &[String]) -> String {
     match set {
         // All hosts, as long as it stands alone.
         "*" => set.to_owned(),
         _ => {
-            let listen = listen.to_string();
-            let words = set.split(',').chain(["localhost", "127.0.0.1", "::1", &listen]);
+            let places = places.iter().map(String::as_str);
+            let words = set.split(',').chain(["localhost", "127.0.0.1", "::1"]).chain(places);
             words.map(str::trim).filter(|word| !word.is_empty()).collect::<Vec<_>>().join(",")
         }
     }
@@ -59,9 +58,9 @@ mod tests {
 
     #[test]
     fn no_proxy_is_asked_for_this_machine_nor_for_what_the_person_has_named() {
-        let listen = IpAddr::from([10, 0, 0, 7]);
-        assert_eq!(no_proxy("", listen), "localhost,127.0.0.1,::1,10.0.0.7");
-        assert_eq!(no_proxy(".corp, ", listen), ".corp,localhost,127.0.0.1,::1,10.0.0.7");
-        assert_eq!(no_proxy("*", listen), "*");
+        let places = ["10.0.0.7".to_owned(), "here".to_owned()];
+        assert_eq!(no_proxy("", &places), "localhost,127.0.0.1,::1,10.0.0.7,here");
+        assert_eq!(no_proxy(".corp, ", &places), ".corp,localhost,127.0.0.1,::1,10.0.0.7,here");
+        assert_eq!(no_proxy("*", &places), "*");
     }
 }

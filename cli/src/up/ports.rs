@@ -24,9 +24,8 @@ pub fn free_port(ip: IpAddr) -> Result<SocketAddr, UpError> {
 /// The port that the file names, for URLs that were given out name it too, or else a free one, which is in the file from then on.
 pub fn kept(file: &Path, ip: IpAddr, option: &'static str) -> Result<SocketAddr, UpError> {
     let port = fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok());
-    let before = port.map(|port| patiently(|| take(SocketAddr::new(ip, port), option)));
-    if let Some(Ok((_, address))) = before {
-        return Ok(address);
+    if let Some(port) = port {
+        return patiently(|| take(SocketAddr::new(ip, port), option)).map(|(_, address)| address);
     }
     let address = free_port(ip)?;
     secrets::write(file, &address.port().to_string())?;

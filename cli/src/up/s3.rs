@@ -41,18 +41,25 @@ impl Bucket {
     }
 }
 
-/// The bucket that `given` names; without it, one on a server that is started here.
-pub fn start(
-    layout: &Layout,
-    supervisor: &Supervisor,
-    given: Option<&str>,
-    listen: SocketAddr,
-) -> Result<Bucket, UpError> {
-    if let Some(url) = given {
-        let bucket = parse(url)?;
-        secrets::write(&layout.secret("s3-secret"), &bucket.secret)?;
-        return Ok(bucket);
-    }
+/// Which bucket.
+#[derive(Debug)]
+pub enum Wanted {
+    /// One that exists, by its URL.
+    Given(String),
+    /// One on a server of this farm's own, which listens there.
+    Own(SocketAddr),
+}
+
+/// The bucket that is wanted, with its server if that is ours.
+pub fn start(layout: &Layout, supervisor: &Supervisor, wanted: &Wanted) -> Result<Bucket, UpError> {
+    let listen = match wanted {
+        Wanted::Given(url) => {
+            let bucket = parse(url)?;
+            secrets::write(&layout.secret("s3-secret"), &bucket.secret)?;
+            return Ok(bucket);
+        }
+        Wanted::Own(listen) => *listen,
+    };
     let secret = secrets::once(&layout.secret("s3-own-secret"), secrets::password)?;
     secrets::write(&layout.secret("s3-secret"), &secret)?;
     let bucket = Bucket {

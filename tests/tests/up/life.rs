@@ -114,6 +114,7 @@ async fn the_bucket_stays_where_it_is() {
     let up = machine.up().await;
     let place = machine.part("s3").unwrap().1;
     up.kill();
+    eventually("nothing is left", || async { machine.processes().is_empty() }).await;
     let _up = machine.up().await;
     assert_eq!(machine.part("s3").unwrap().1, place);
 }

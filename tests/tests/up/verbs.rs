@@ -66,8 +66,19 @@ async fn who_has_read_enough_hears_of_no_panic() {
     let machine = Machine::new();
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
-    let output = machine.bare("doctor").stdin(Stdio::null()).stdout(writer).output().unwrap();
+    let output = machine.command("doctor").stdin(Stdio::null()).stdout(writer).output().unwrap();
     assert_eq!((output.status.code(), errors(&output)), (Some(0), String::new()));
+}
+
+#[tokio::test]
+async fn what_nobody_reads_of_a_failure_is_a_failure_all_the_same() {
+    let machine = Machine::new();
+    let _up = machine.up().await;
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut eval = machine.bare("eval");
+    eval.args([&demo(), "--attr", "broken", "--wait"]).stdin(Stdio::null()).stdout(writer);
+    assert_eq!(eval.output().unwrap().status.code(), Some(1));
 }
 
 #[tokio::test]
