@@ -253,7 +253,14 @@ impl Farm {
 
     /// Nothing is wrong with the queue.
     pub async fn assert_sound(&self) {
-        assert_eq!(people::audit(&self.operator).await.expect("audit"), []);
+        let mut audit = people::audit(&self.operator).await;
+        // Of a connection that was used a moment before its server stopped nobody knows that it is lost. There are a few.
+        for _ in 0..10 {
+            if audit.as_ref().is_err_and(harmonia_queue::Error::is_transient) {
+                audit = people::audit(&self.operator).await;
+            }
+        }
+        assert_eq!(audit.expect("audit"), []);
     }
 
     /// A digest of every table of the queue, to show that nothing, or what, was changed.

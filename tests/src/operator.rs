@@ -22,12 +22,12 @@ use crate::kube::{Namespace, eventually, try_kubectl};
 /// How long the operator, or the cluster's own controllers, may take to do what is asked for: the machine may be busy.
 pub const SOON: Duration = crate::PATIENCE;
 
-/// Nothing more is asked for, for a quarter of a minute. The cluster's own controllers take their time, and the last word of each is
+/// Nothing more is asked for, for half a minute. The cluster's own controllers take their time, and the last word of each is
 /// looked at.
 pub async fn falls_silent<T: Debug>(asked: impl Fn() -> Vec<T>) {
     let mut known = asked().len();
-    for _ in 0..10 {
-        sleep(Duration::from_secs(15)).await;
+    for _ in 0..5 {
+        sleep(Duration::from_secs(30)).await;
         let asked = asked();
         if asked.len() == known {
             return;

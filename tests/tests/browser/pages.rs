@@ -1,5 +1,6 @@
 //! Every page: whether it can be read by everybody, on every screen, and does what it may and no more.
 
+use harmonia_tests::eventually;
 use serde_json::Value;
 
 use super::machine::Machine;
@@ -99,8 +100,11 @@ async fn without_scripts_everything_can_be_read_and_done() {
     stage.browser.without_scripts().await;
     stage.browser.open(&stage.invitation()).await;
     stage.browser.click("form.sign button").await;
-    stage.open(&format!("/builds/{culprit}")).await;
-    assert!(stage.browser.text().await.contains("this build fails, as it should"));
+    eventually("its log is on the page", || async {
+        stage.open(&format!("/builds/{culprit}")).await;
+        stage.browser.text().await.contains("this build fails, as it should")
+    })
+    .await;
     stage.browser.click(".actions button").await;
     assert!(stage.browser.url().await.ends_with(&format!("/builds/{culprit}")));
     stage.open("/nodes").await;

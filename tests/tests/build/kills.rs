@@ -7,7 +7,7 @@ use harmonia_service::settings::{KNOWN, Settings};
 use harmonia_tests::nixes::{Expression, Nix, Version};
 use harmonia_tests::proxy::Fault;
 use harmonia_tests::yard::{settings, waiting};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 use crate::scene::{Scene, build_here, gated_pair, is_nar, local_hash, paths_of};
 
@@ -90,7 +90,7 @@ async fn what_a_killed_builder_built_is_built_by_another_when_its_lease_ends() {
 async fn a_builder_killed_while_it_uploads_is_followed_by_the_same_node() {
     let scene = Scene::start().await;
     let (nix, state) = (scene.nix(Version::New), tempfile::tempdir().unwrap());
-    let (expression, drv) = killed_while_it_uploads(&scene, &nix, state.path()).await;
+    let (expression, drv, _never) = killed_while_it_uploads(&scene, &nix, state.path()).await;
     let _second = Process::start(&scene, &nix, "one", state.path()).await;
     assert_published_from(&scene, &nix, &expression).await;
     assert_eq!(scene.press.outcomes(&drv).await, ["interrupted", "succeeded"]);
@@ -100,7 +100,8 @@ async fn a_builder_killed_while_it_uploads_is_followed_by_the_same_node() {
 async fn a_builder_killed_while_it_uploads_is_followed_by_another() {
     let scene = Scene::start().await;
     let state = tempfile::tempdir().unwrap();
-    let (expression, drv) = killed_while_it_uploads(&scene, &scene.nix(Version::Old), state.path()).await;
+    let (expression, drv, _never) =
+        killed_while_it_uploads(&scene, &scene.nix(Version::Old), state.path()).await;
     let (nix, state) = (scene.nix(Version::New), tempfile::tempdir().unwrap());
     scene.nodes_died().await;
     let _second = Process::start(&scene, &nix, "two", state.path()).await;
@@ -127,20 +128,25 @@ async fn what_a_power_failure_left_half_written_is_built_again() {
     }
 }
 
-/// A builder is killed when one of two outputs is in the bucket and the other is on its way.
-async fn killed_while_it_uploads(scene: &Scene, nix: &Nix, state: &Path) -> (Expression, String) {
+/// A builder is killed when one of two outputs is in the bucket and the other is on its way, where it stays as long as what is
+/// answered last.
+async fn killed_while_it_uploads(
+    scene: &Scene,
+    nix: &Nix,
+    state: &Path,
+) -> (Expression, String, oneshot::Sender<()>) {
     let expression = gated_pair("pair");
     let drv = scene.want(&[&expression]).await.remove(0);
     let mut builder = Process::start(scene, nix, "one", state).await;
     scene.reached("pair").await;
     scene.bucket.reset();
-    let (_release, held) = Fault::hold();
+    let (release, held) = Fault::hold();
     scene.bucket.on_matching(2, is_nar, held);
     scene.gates.open("pair");
     scene.sends_nars(2).await;
     scene.press.becomes(&drv, "uploading").await;
     builder.kill();
-    (expression, drv)
+    (expression, drv, release)
 }
 
 async fn assert_published_from(scene: &Scene, nix: &Nix, expression: &Expression) {

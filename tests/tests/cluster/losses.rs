@@ -45,6 +45,13 @@ async fn a_grace_that_is_too_short_for_what_a_build_usually_takes_is_not_waited_
     kubectl(&["-n", NAMESPACE, "delete", "pod", &pod, "--grace-period=15", "--wait=false"]).await;
     let build = farm.ends(&again).await;
     assert_eq!(outcomes(&build), ["interrupted", "succeeded"], "{build:#}");
+    // Of one of which nothing is known, no more than the margin would be left.
+    let left = build["attempts"][0]["message"]
+        .as_str()
+        .unwrap()
+        .split(' ')
+        .find_map(|word| word.parse::<u64>().ok());
+    assert!(left.unwrap() > 2, "{build:#}");
 
     let enough = version("usual", 30);
     let pod = pool.run(std::slice::from_ref(&enough)).await.remove(0);

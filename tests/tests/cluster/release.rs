@@ -17,7 +17,7 @@ async fn a_release_is_installed_tested_upgraded_rolled_back_and_uninstalled_and_
     let _alone = Alone::new().await;
     install(NAMESPACE, &OWN).await;
     let before = way_in(NAMESPACE).await;
-    helm(&["test", RELEASE, "--namespace", NAMESPACE, "--timeout", "2m"]).await;
+    helm(&["test", RELEASE, "--namespace", NAMESPACE, "--timeout", "5m"]).await;
     apply(
         "apiVersion: ci.harmonia.dev/v1alpha1\nkind: Project\nmetadata: {name: kept, namespace: second}\n\
          spec: {source: {git: {url: 'https://example.org/x.git'}}}\n",
@@ -33,7 +33,7 @@ async fn a_release_is_installed_tested_upgraded_rolled_back_and_uninstalled_and_
     })
     .await;
 
-    helm(&["rollback", RELEASE, "--namespace", NAMESPACE, "--wait", "--timeout", "2m"]).await;
+    helm(&["rollback", RELEASE, "--namespace", NAMESPACE, "--wait", "--timeout", "5m"]).await;
     assert_eq!(way_in(NAMESPACE).await, before, "and so does a rollback");
     eventually("the operator follows", PATIENCE, async || {
         let frontend = json(&["-n", NAMESPACE, "get", "deployment", "harmonia-ci-frontend"]).await;
@@ -41,7 +41,7 @@ async fn a_release_is_installed_tested_upgraded_rolled_back_and_uninstalled_and_
     })
     .await;
 
-    helm(&["uninstall", RELEASE, "--namespace", NAMESPACE, "--wait", "--timeout", "2m"]).await;
+    helm(&["uninstall", RELEASE, "--namespace", NAMESPACE, "--wait", "--timeout", "5m"]).await;
     let kept = json(&["-n", NAMESPACE, "get", "project", "kept"]).await;
     assert_eq!(kept["metadata"]["finalizers"], Value::Null, "nothing holds it");
     // Another installation takes over what this one had generated.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use harmonia_tests::cluster::{Farm, NAMESPACE, Pool, install, json, lose_operator, sleeper};
+use harmonia_tests::cluster::{Farm, NAMESPACE, Pool, install, json, lose_operator, outcomes, sleeper};
 use harmonia_tests::kube::{eventually, kubectl, try_kubectl};
 use serde_json::Value;
 use tokio::time::Instant;
@@ -119,7 +119,7 @@ async fn evict(pod: &str) -> Result<String, String> {
 async fn of_two_cordoned_nodes_the_idle_one_is_empty_in_seconds() {
     let farm = Farm::get().await;
     let pool = farm.pool("both", "  replicas: 2\n  slots: 1").await;
-    let build = sleeper("busy", 25);
+    let build = sleeper("busy", 90);
     let busy = pool.run(std::slice::from_ref(&build)).await.remove(0);
     let (idle, _) = pool.pods().await.into_iter().find(|(name, _)| *name != busy).unwrap();
     kubectl(&["cordon", "node1", "node2"]).await;
@@ -127,6 +127,11 @@ async fn of_two_cordoned_nodes_the_idle_one_is_empty_in_seconds() {
     eventually("the idle one may go", SOON, async || evict(&idle).await.is_ok()).await;
     eventually("it is gone", SOON, async || !pool.pods().await.iter().any(|(name, _)| *name == idle)).await;
     eprintln!("the idle pod was gone after {:.1} s", begun.elapsed().as_secs_f32());
+    assert_eq!(
+        outcomes(&farm.build(&build.name).await.unwrap()),
+        ["runs"],
+        "the busy one was not waited for"
+    );
     kubectl(&["uncordon", "node1", "node2"]).await;
     farm.end_undisturbed(std::slice::from_ref(&build)).await;
 }
