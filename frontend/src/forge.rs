@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use axum::Router;
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, StatusCode};
 use futures::future::join_all;
 use harmonia_queue::Db;
 use harmonia_queue::branches::Forge as Keeper;
@@ -153,6 +153,14 @@ impl Member {
 }
 
 impl Known {
+    /// Whether a pull request is there, and neither merged nor closed.
+    async fn is_open(&self, repository: &Repository, number: i32) -> Result<bool, ForgeError> {
+        match self.forge.pull_request(repository, number).await {
+            Err(ForgeError::Refused { status: StatusCode::NOT_FOUND, .. }) => Ok(false),
+            found => Ok(found?.open),
+        }
+    }
+
     /// The repository that git clones from this address, as projects have it, if it is one of its own.
     fn keeper(&self, url: &str) -> Option<Keeper> {
         let Repository { owner, name: repo } = repository(&self.instance, url)?;

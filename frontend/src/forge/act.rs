@@ -148,7 +148,7 @@ impl Desk<'_> {
     /// Likewise. The forge is not asked about one that is not known: most are from inside.
     async fn closed(&self, follower: &Follower, number: i32) -> Result<Outcome, Problem> {
         let known = forges::pull_request_head(self.db, follower.id, number).await?;
-        if known.is_some() && self.pull_request(number).await?.open {
+        if known.is_some() && self.known.is_open(self.repository, number).await.map_err(away)? {
             return Ok(Outcome::ignored("it is open again"));
         }
         let cancelled = forges::close_pull_request(self.db, follower.id, number).await?;

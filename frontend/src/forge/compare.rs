@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::time::Duration;
 
-use axum::http::StatusCode;
 use harmonia_queue::branches::{self, Push};
 use harmonia_queue::forges::{self, Comparison};
 use harmonia_service::sentence::sentence;
@@ -89,11 +88,7 @@ async fn compare(forges: &Forges, due: &Comparison) -> Result<(), CompareError> 
     }
     forges::see_heads(&forges.db, due.id, &seen).await?;
     for number in forges::doubtful_pull_requests(&forges.db, due.id).await? {
-        let is_open = match known.forge.pull_request(&due.repository, number).await {
-            Err(ForgeError::Refused { status: StatusCode::NOT_FOUND, .. }) => false,
-            found => found?.open,
-        };
-        match is_open {
+        match known.is_open(&due.repository, number).await? {
             true => forges::still_open(&forges.db, due.id, number).await?,
             false => drop(forges::close_pull_request(&forges.db, due.id, number).await?),
         }

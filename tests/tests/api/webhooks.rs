@@ -294,6 +294,7 @@ async fn a_collaborators_own_fork_needs_no_word_and_is_still_from_outside() {
     recorder.memory().writers.insert("eve".to_owned());
     let ids = accepted(send(&desk, "pull_request", pull_request("opened", '1', true))).await;
     assert!(evaluation(&desk, ids[0]).await.untrusted);
+    recorder.memory().pulls.insert(7, json!({"head": commit('1'), "state": "closed"}));
     accepted(send(&desk, "pull_request", pull_request("closed", '1', true))).await;
     assert_eq!(evaluation(&desk, ids[0]).await.stage, Stage::Cancelled);
 }
