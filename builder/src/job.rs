@@ -168,7 +168,7 @@ async fn attempt(builder: &Builder, life: &Life, claim: &Claim, trace: &Trace, s
     let (begun, _publishing) = (Instant::now(), trace.part(PUBLISH));
     let published = publish(life, claim.fence, &built.outputs, spool, size).await;
     builder.counts.uploaded(begun.elapsed());
-    match published {
+    let end = match published {
         Ok(Ending::Published | Ending::Adopted | Ending::Stale) => End::Settled,
         Ok(Ending::Refused { reason }) => End::Failed(Failure::NotBuildable, reason),
         Err(UploadError::Stopping) => End::GivenBack("the builder is stopping".to_owned()),
@@ -181,7 +181,12 @@ async fn attempt(builder: &Builder, life: &Life, claim: &Claim, trace: &Trace, s
             }
             End::Failed(Failure::Upload, sentence(&error))
         }
+    };
+    if matches!(end, End::Failed(..)) {
+        // It was on its way when something else failed, perhaps.
+        store_log(life, claim.fence, spool, LOG_PATIENCE).await;
     }
+    end
 }
 
 /// Deletes the output that a damaged file belongs to. As long as it is valid here, Nix does not build it again.

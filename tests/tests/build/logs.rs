@@ -79,6 +79,13 @@ async fn the_log_of_a_failure_is_what_it_printed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_log_of_what_cannot_be_uploaded_is_what_it_printed() {
+    let deep = format!("echo this goes deep; mkdir -p $out/{}", "d/".repeat(70));
+    let log = log_of(Version::Old, &Expression::new("deep", &deep), "failed").await;
+    assert_eq!(String::from_utf8_lossy(&log), "this goes deep\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn no_log_stays_on_the_node() {
     for version in Version::ALL {
         let (scene, signer) = Scene::new().await;
