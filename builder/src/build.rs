@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use harmonia_nix::StorePath;
-use harmonia_nix::daemon::{self, BasicDerivation, BuildMode, BuildResult};
+use harmonia_nix::daemon::{self, BasicDerivation, BuildResult, BuildStatus};
 use harmonia_nix::database::PathInfo;
 use harmonia_queue::Fence;
 use harmonia_queue::builder::Failure;
@@ -31,6 +31,8 @@ pub struct Built {
     pub outputs: Vec<BuiltOutput>,
     /// How long it took.
     pub took: Duration,
+    /// It was built now. Otherwise it was there: an attempt before this one has its log.
+    pub is_new: bool,
     /// The outputs are held until they are uploaded.
     _hold: Hold,
 }
@@ -51,6 +53,8 @@ pub async fn build(
         ended => return ended.map_err(Trouble::alone),
     };
     tracing::warn!(drv = %plan.drv, ?trouble, "memory ran out under several builds: this one goes on alone");
+    // Claimed now, a job would only wait here until this one has ended.
+    let _lonely = builder.lonely.begin();
     let _alone = builder.alone.write().await;
     build_once(builder, plan, spool).await.map_err(Trouble::alone)
 }
@@ -98,9 +102,7 @@ async fn build_once(builder: &Builder, plan: &Plan, spool: &mut Spool) -> Result
     // The daemon keeps the time; this is for one that does not.
     let limit = limits.timeout + Duration::from_secs(600);
     let mut witness = Witness::new(spool, builder.store.directory());
-    let result = connection
-        .build_derivation(&plan.drv, &plan.derivation, BuildMode::Normal, limit, &mut witness)
-        .await;
+    let result = connection.build_derivation(&plan.drv, &plan.derivation, limit, &mut witness).await;
     let least_free = witness.least_free();
     let failed = |spool: &mut Spool, result: Option<&BuildResult>, message: &str| {
         Trouble::Ended(failed(builder, plan, spool, least_free, result, message))
@@ -137,6 +139,7 @@ async fn build_once(builder: &Builder, plan: &Plan, spool: &mut Spool) -> Result
     Ok(Built {
         outputs: names.into_iter().zip(infos).map(output).collect(),
         took: begun.elapsed(),
+        is_new: result.status == BuildStatus::Built,
         _hold: hold,
     })
 }

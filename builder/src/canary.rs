@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use harmonia_nix::daemon::{BasicDerivation, BasicOutput, BuildMode, Connection, Quiet};
+use harmonia_nix::daemon::{BasicDerivation, BasicOutput, Connection, Quiet};
 use harmonia_nix::{Sha256, StorePath, store_path};
 use thiserror::Error;
 
@@ -42,10 +42,8 @@ pub async fn sing(connection: &mut Connection) -> Result<(), CanaryError> {
         args: Vec::new(),
         env: variables.into_iter().map(|(name, value)| (name.to_owned(), value.into_bytes())).collect(),
     };
-    let result = connection
-        .build_derivation(&drv, &derivation, BuildMode::Normal, LIMIT, &mut Quiet)
-        .await
-        .map_err(StoreError::from)?;
+    let result =
+        connection.build_derivation(&drv, &derivation, LIMIT, &mut Quiet).await.map_err(StoreError::from)?;
     match result.status.is_success() {
         true => Ok(()),
         false => Err(CanaryError::Build(result.message)),

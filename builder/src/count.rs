@@ -50,7 +50,7 @@ impl Counts {
         metrics.add(
             "builder_attempts",
             &["end"],
-            "Attempts that ended here: settled, failed, given_back, input_missing",
+            "Attempts that ended here: settled, failed, given_back, input_missing, dropped",
             ends,
         );
         metrics.add("builder_failures", &["kind"], "Attempts that failed, by the kind of failure", failures);

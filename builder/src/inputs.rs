@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use harmonia_nix::daemon::{self, Connection, Message, Quiet};
+use harmonia_nix::daemon::{self, ActivityKind, Connection, Field, Message, Quiet};
 use harmonia_nix::store_path;
 use harmonia_nix::{Sha256, StorePath};
 use harmonia_queue::builder::Session;
@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep};
 use crate::persist::persist;
 use crate::roots::{Hold, Roots};
 use crate::store::{Store, StoreError};
+use crate::witness::{NO_ROOM, NO_SPACE};
 
 /// Paths that the queue is asked about at a time.
 const AT_ONCE: usize = 4096;
@@ -49,12 +50,24 @@ pub enum InputError {
     Missing {
         /// The path.
         path: StorePath,
+        /// The queue says that the cache has it. Otherwise it is still to be built.
+        published: bool,
         /// What Nix says.
         reason: String,
     },
-    /// A substituter cannot be reached.
+    /// A substituter cannot be reached, or what it has is not believed here.
     #[error("the input {path} cannot be fetched: {reason}")]
     Network {
+        /// The path.
+        path: StorePath,
+        /// What Nix says.
+        reason: String,
+    },
+    /// There is no room for it.
+    #[error(
+        "the disk of this node's Nix store is full, so that the input {path} cannot be fetched: {reason}"
+    )]
+    DiskFull {
         /// The path.
         path: StorePath,
         /// What Nix says.
@@ -77,6 +90,19 @@ pub enum InputError {
     /// The local store.
     #[error(transparent)]
     Store(#[from] StoreError),
+}
+
+impl InputError {
+    /// The same with what the queue knows of the path.
+    fn known_by(self, closure: &Closure) -> Self {
+        match self {
+            Self::Missing { path, reason, .. } => {
+                let published = matches!(closure.get(&path), Some(Some(_)));
+                Self::Missing { path, published, reason }
+            }
+            error => error,
+        }
+    }
 }
 
 /// The decision about every path: missing ones are fetched; a local one that differs from the published one is replaced;
@@ -110,7 +136,7 @@ pub async fn make_ready(
     let hold = roots.hold(inputs).await?;
     let mut left = plan(&closure, &store.hashes(paths.clone()).await?);
     if !left.fetch.is_empty() {
-        fetch(store, left.fetch).await?;
+        fetch(store, left.fetch).await.map_err(|error| error.known_by(&closure))?;
         left = plan(&closure, &store.hashes(paths).await?);
     }
     if let Some(path) = left.replace.into_iter().next() {
@@ -119,7 +145,10 @@ pub async fn make_ready(
         return Err(InputError::Held { path, reason: reason.to_owned() });
     }
     match left.fetch.into_iter().next() {
-        Some(path) => Err(InputError::Missing { path, reason: "it was fetched and is gone".to_owned() }),
+        Some(path) => {
+            let reason = "it was fetched and is gone".to_owned();
+            Err(InputError::Missing { path, published: false, reason }.known_by(&closure))
+        }
         None => Ok(hold),
     }
 }
@@ -171,38 +200,114 @@ async fn fetch(store: &Arc<Store>, missing: BTreeSet<StorePath>) -> Result<(), I
         }
         Err(error) => return Err(StoreError::from(error).into()),
     };
-    for path in missing.difference(&valid) {
-        let mut tries = 1;
-        while let Err(error) = ensure(&mut connection, path).await {
-            match error {
-                InputError::Network { reason, .. } if stumbled(&reason) && tries < STUMBLES => {
-                    tracing::debug!(%path, reason, "fetched again");
-                    tries += 1;
-                    sleep(STUMBLE_PAUSE).await;
-                }
-                error => return Err(error),
+    let left: BTreeSet<StorePath> = missing.difference(&valid).cloned().collect();
+    for path in lost_first(&mut connection, left).await? {
+        let mut begun = Vec::new();
+        let Err(error) = ensure(&mut connection, &path, &mut begun).await else { continue };
+        // What Nix began to fetch had all that it refers to: if it did not come, that is why the path did not.
+        if matches!(error, InputError::Missing { .. }) {
+            for other in begun.iter().filter(|other| **other != path) {
+                ensure(&mut connection, other, &mut Vec::new()).await?;
             }
         }
+        return Err(error);
     }
     Ok(())
 }
 
-/// Fetches a path, or says why it does not come.
-async fn ensure(connection: &mut Connection, path: &StorePath) -> Result<(), InputError> {
-    let mut said = Vec::new();
-    let mut listen = |message| {
-        if let Message::Log(line) = message {
-            said.extend_from_slice(&line);
+/// What no substituter offers, and then the others. Of a path that refers to a lost one Nix says only that it does not
+/// come: the lost one has to be named, or nobody would build it again.
+async fn lost_first(
+    connection: &mut Connection,
+    paths: BTreeSet<StorePath>,
+) -> Result<Vec<StorePath>, InputError> {
+    if paths.len() < 2 {
+        return Ok(paths.into_iter().collect());
+    }
+    let offered = match connection.query_substitutable_paths(&paths).await {
+        Ok(offered) => offered,
+        // A substituter that does not answer shows when its paths are fetched.
+        Err(daemon::Error::Daemon(error)) => {
+            tracing::debug!(%error, "substituters do not say what they have");
+            BTreeSet::new()
         }
-    };
-    let reason = match connection.ensure_path(path, FETCH_LIMIT, &mut listen).await {
-        Ok(()) => return Ok(()),
-        Err(daemon::Error::Daemon(error)) => error.to_string(),
         Err(error) => return Err(StoreError::from(error).into()),
     };
+    let (there, lost): (Vec<_>, Vec<_>) = paths.into_iter().partition(|path| offered.contains(path));
+    Ok(lost.into_iter().chain(there).collect())
+}
+
+/// Fetches a path, or says why it does not come. Once more if Nix falls over its own cache.
+async fn ensure(
+    connection: &mut Connection,
+    path: &StorePath,
+    begun: &mut Vec<StorePath>,
+) -> Result<(), InputError> {
+    let mut tries = 1;
+    loop {
+        match ensure_once(connection, path, begun).await {
+            Err(InputError::Network { reason, .. }) if stumbled(&reason) && tries < STUMBLES => {
+                tracing::debug!(%path, reason, "fetched again");
+                tries += 1;
+                sleep(STUMBLE_PAUSE).await;
+            }
+            ended => return ended,
+        }
+    }
+}
+
+async fn ensure_once(
+    connection: &mut Connection,
+    path: &StorePath,
+    begun: &mut Vec<StorePath>,
+) -> Result<(), InputError> {
+    let mut said = Vec::new();
+    let mut listen = |message| match message {
+        Message::Log(line) => said.push(daemon::plain(String::from_utf8_lossy(&line).trim())),
+        Message::Start { kind: ActivityKind::Substitute, fields, .. } => begun.extend(fetched(&fields)),
+        _ => {}
+    };
+    match connection.ensure_path(path, FETCH_LIMIT, &mut listen).await {
+        Ok(()) => Ok(()),
+        Err(daemon::Error::Daemon(error)) => Err(why_not(path, &error.to_string(), &said)),
+        Err(error) => Err(StoreError::from(error).into()),
+    }
+}
+
+/// The path that Nix begins to fetch.
+fn fetched(fields: &[Field]) -> Option<StorePath> {
+    match fields {
+        [Field::Text(path), ..] => store_path::parse(std::str::from_utf8(path).ok()?).ok(),
+        _ => None,
+    }
+}
+
+/// Why a path did not come, by the error and by what Nix said before it, where the reason often is: its last words about it
+/// are told. Nothing of that means that no substituter has the path.
+fn why_not(path: &StorePath, error: &str, said: &[String]) -> InputError {
+    let words = || said.iter().map(String::as_str).chain([error]).rev();
     let path = path.clone();
-    let asked = !is_network(&reason) && !is_network(&String::from_utf8_lossy(&said)) && !stumbled(&reason);
-    Err(if asked { InputError::Missing { path, reason } } else { InputError::Network { path, reason } })
+    if let Some(reason) = words().find(|words| has_no_room(words)) {
+        return InputError::DiskFull { path, reason: reason.to_owned() };
+    }
+    let tells =
+        |words: &&str| is_network(words) || is_not_believed(words) || *words == error && stumbled(words);
+    match words().find(tells) {
+        Some(reason) => InputError::Network { path, reason: reason.to_owned() },
+        None => InputError::Missing { path, published: false, reason: error.to_owned() },
+    }
+}
+
+/// Whether the store's disk is full, or its database's.
+fn has_no_room(words: &str) -> bool {
+    words.contains(NO_SPACE) || words.contains(NO_ROOM)
+}
+
+/// Whether a substituter has the path, but with a signature or contents that are not trusted here; older words first.
+fn is_not_believed(words: &str) -> bool {
+    ["valid signature", "not signed by any of the keys", "lacks a signature", "hash mismatch importing path"]
+        .iter()
+        .any(|sign| words.contains(sign))
 }
 
 /// Whether Nix fell over its own cache of narinfos: two fetches that begin a new one at the same time do.
@@ -268,5 +373,29 @@ mod tests {
         assert!(!is_network(
             "path '/nix/store/x' is required, but there is no substituter that can build it"
         ));
+    }
+
+    #[test]
+    fn why_an_input_did_not_come_is_in_what_nix_said() {
+        let error = "path '/nix/store/x' does not exist and cannot be created";
+        let why = |said: &[&str]| {
+            let said: Vec<String> = said.iter().map(|&line| line.to_owned()).collect();
+            why_not(&path("x"), error, &said)
+        };
+        let untrusted = [
+            "warning: substituter 'http://x' does not have a valid signature for path '/nix/store/x'",
+            "warning: ignoring substitute for '/nix/store/x' from 'http://x', as it's not signed by any of the keys in \
+             'trusted-public-keys'",
+            "error: hash mismatch importing path '/nix/store/x';\n  specified: sha256:1\n  got: sha256:2",
+        ];
+        for line in untrusted {
+            let told = matches!(why(&["copying path", line, "done"]), InputError::Network { reason, .. } if reason == line);
+            assert!(told, "{line}");
+        }
+        for full in ["error: writing to file: No space left on device", "SQLite: database or disk is full"] {
+            let told = why(&[full, "warning: unable to download 'http://x'"]);
+            assert!(matches!(told, InputError::DiskFull { reason, .. } if reason == full), "{full}");
+        }
+        assert!(matches!(why(&["copying path"]), InputError::Missing { reason, .. } if reason == error));
     }
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use harmonia_nix::pack::PackError;
 use harmonia_nix::{StorePath, store_path};
-use harmonia_queue::Fence;
 use harmonia_queue::builder::{Claim, Failure, Session};
+use harmonia_queue::{Error, Fence};
 use harmonia_service::protocol;
 use harmonia_service::sentence::sentence;
 use harmonia_service::trace::{Open, PUBLISH, Trace};
@@ -19,11 +19,12 @@ use crate::build::{Built, build};
 use crate::inputs::{self, InputError};
 use crate::life::{Halt, Life};
 use crate::log::Spool;
+use crate::misses::{MISSES, Misses};
 use crate::persist::persist;
 use crate::plan::{Plan, plan};
 use crate::roots::Hold;
 use crate::store::StoreError;
-use crate::upload::{BuiltOutput, Ending, Log, UploadError};
+use crate::upload::{Ending, Log, UploadError};
 
 /// How long a failed build's log may take to be stored before the queue hears of the failure without it.
 const LOG_PATIENCE: Duration = Duration::from_secs(60);
@@ -43,11 +44,13 @@ pub enum End {
     GivenBack(String),
     /// An input cannot be had.
     InputMissing(StorePath),
+    /// The claim was not this node's any more.
+    Dropped,
 }
 
 impl End {
     /// All words of [`End::name`].
-    pub const NAMES: [&'static str; 4] = ["settled", "failed", "given_back", "input_missing"];
+    pub const NAMES: [&'static str; 5] = ["settled", "failed", "given_back", "input_missing", "dropped"];
 
     /// In one word.
     pub fn name(&self) -> &'static str {
@@ -56,6 +59,7 @@ impl End {
             Self::Failed(..) => "failed",
             Self::GivenBack(_) => "given_back",
             Self::InputMissing(_) => "input_missing",
+            Self::Dropped => "dropped",
         }
     }
 }
@@ -84,13 +88,13 @@ pub fn run(builder: Arc<Builder>, life: Arc<Life>, claim: Claim) -> impl Future<
                     end = attempt(&builder, &life, &claim, &trace, &mut spool) => excused(&life, end),
                 };
                 // Before it is given back: signers take logs of what runs only.
-                if matches!(end, End::GivenBack(_)) && !spool.is_empty() {
+                if matches!(end, End::GivenBack(_)) {
                     store_log(&life, fence, &mut spool, LOG_HASTE).await;
                 }
                 end
             }
             // Given back, it would come again at once, until it had been interrupted too often.
-            Err(error) => End::Failed(Failure::DiskFull, format!("its log cannot be written: {error}")),
+            Err(error) => End::Failed(Failure::DiskFull, sentence(&error)),
         };
         report(fence, &end, begun.elapsed());
         builder.counts.ended(&end);
@@ -140,8 +144,9 @@ async fn attempt(builder: &Builder, life: &Life, claim: &Claim, trace: &Trace, s
     drop(fetching);
     let _inputs = match inputs {
         Ok(hold) => hold,
-        Err(error) => return without_inputs(error),
+        Err(error) => return without_inputs(&builder.misses, claim.fence.job, error),
     };
+    builder.misses.forget(claim.fence.job);
     let building = trace.part("build");
     let built = build(builder, life, claim.fence, &plan, spool).await;
     drop(building);
@@ -166,10 +171,11 @@ async fn attempt(builder: &Builder, life: &Life, claim: &Claim, trace: &Trace, s
     tracing::info!(job, attempt, took, bytes = size, "built");
     builder.counts.built(built.took, size);
     let (begun, _publishing) = (Instant::now(), trace.part(PUBLISH));
-    let published = publish(life, claim.fence, &built.outputs, spool, size).await;
+    let published = publish(life, claim.fence, &built, spool, size).await;
     builder.counts.uploaded(begun.elapsed());
     let end = match published {
-        Ok(Ending::Published | Ending::Adopted | Ending::Stale) => End::Settled,
+        Ok(Ending::Published | Ending::Adopted) => End::Settled,
+        Ok(Ending::Stale) => End::Dropped,
         Ok(Ending::Refused { reason }) => End::Failed(Failure::NotBuildable, reason),
         Err(UploadError::Stopping) => End::GivenBack("the builder is stopping".to_owned()),
         Err(error @ UploadError::Pack(PackError::Archive { .. } | PackError::Special { .. })) => {
@@ -215,49 +221,64 @@ async fn inputs_of(builder: &Builder, life: &Life, plan: &Plan) -> Result<Hold, 
 async fn publish(
     life: &Life,
     fence: Fence,
-    outputs: &[BuiltOutput],
+    built: &Built,
     spool: &mut Spool,
     bytes: u64,
 ) -> Result<Ending, UploadError> {
     life.start_upload(fence, bytes);
     let fences = [fence];
     let told = persist(|| life.session.start_upload(&fences));
-    let log = spool.finish().map(|file| Log::File(file.to_owned()));
-    let log = log.inspect_err(|error| tracing::warn!(job = fence.job, %error, "a log is lost")).ok();
-    let published = life.uploader.publish(claim_of(fence), outputs, log.as_ref());
+    // An empty log of what was there already would take the place of the one of the attempt that built it.
+    let log = if built.is_new || !spool.is_empty() { finished(fence, spool) } else { None };
+    let published = life.uploader.publish(claim_of(fence), &built.outputs, log.as_ref());
     let (_, published) = tokio::join!(told, published);
     published
 }
 
-/// The log of an attempt that came to nothing is worth as much as any other, but not worth waiting for ever.
+/// The log of an attempt that came to nothing is worth as much as any other, but not worth waiting for ever. One that ended
+/// before its first line has none.
 async fn store_log(life: &Life, fence: Fence, spool: &mut Spool, patience: Duration) {
-    let stored = match spool.finish() {
-        Ok(file) => {
-            let log = Log::File(file.to_owned());
-            timeout(patience, life.uploader.store_log(claim_of(fence), &log)).await
-        }
-        Err(error) => return tracing::warn!(job = fence.job, %error, "a log is lost"),
-    };
-    if stored.is_err() {
+    if spool.is_empty() {
+        return;
+    }
+    let Some(log) = finished(fence, spool) else { return };
+    if timeout(patience, life.uploader.store_log(claim_of(fence), &log)).await.is_err() {
         tracing::warn!(job = fence.job, "a log is not stored in time");
     }
+}
+
+fn finished(fence: Fence, spool: &mut Spool) -> Option<Log> {
+    let file = spool.finish().map(|file| Log::File(file.to_owned()));
+    file.inspect_err(|error| tracing::warn!(job = fence.job, error = sentence(error), "a log is lost")).ok()
 }
 
 fn claim_of(fence: Fence) -> protocol::Claim {
     protocol::Claim { job: fence.job, attempt: fence.attempt }
 }
 
-fn without_inputs(error: InputError) -> End {
+fn without_inputs(misses: &Misses, job: i64, error: InputError) -> End {
     match error {
-        InputError::Missing { path, reason } => {
+        InputError::Missing { path, published, reason } => {
             tracing::warn!(%path, reason, "an input is missing");
-            End::InputMissing(path)
+            // What is being built again is found when it is done, however long that takes.
+            match if published { misses.count(job, &path) } else { 0 } {
+                times if times <= MISSES => End::InputMissing(path),
+                times => End::Failed(
+                    Failure::Network,
+                    format!(
+                        "the input {path} was looked for {times} times on this node and not found, although the cache has \
+                         it each time: check substituters, trusted-public-keys and netrc-file in the nix.conf of this \
+                         node's Nix. It says: {reason}"
+                    ),
+                ),
+            }
         }
+        InputError::DiskFull { .. } => End::Failed(Failure::DiskFull, sentence(&error)),
         InputError::Held { .. } => End::Failed(Failure::StaleInput, sentence(&error)),
         InputError::Network { .. } => End::Failed(Failure::Network, sentence(&error)),
         InputError::Store(error) => End::Failed(Failure::DaemonGone, sentence(&error)),
         InputError::Path(error) => End::Failed(Failure::NotBuildable, sentence(&error)),
-        InputError::Unheard => End::Settled,
+        InputError::Unheard => End::Dropped,
     }
 }
 
@@ -274,13 +295,14 @@ fn report(fence: Fence, end: &End, took: Duration) {
         End::InputMissing(path) => {
             tracing::warn!(job, attempt, took, %path, "given back: an input is missing");
         }
+        End::Dropped => tracing::info!(job, attempt, took, "dropped: the claim is not this node's any more"),
     }
 }
 
 fn say(whole: &mut Open, end: &End) {
     whole.say("harmonia_ci.end", end.name());
     match end {
-        End::Settled => {}
+        End::Settled | End::Dropped => {}
         End::Failed(_, why) | End::GivenBack(why) => whole.fail(why),
         End::InputMissing(path) => whole.fail(&format!("the input {path} is missing")),
     }
@@ -294,16 +316,28 @@ fn seconds(time: Duration) -> String {
 async fn tell(session: &Session, fence: Fence, end: End) {
     let fences = [fence];
     match end {
-        End::Settled => {}
+        End::Settled | End::Dropped => {}
         End::Failed(failure, message) => {
             persist(|| session.fail(fence, failure, &message)).await;
         }
         End::GivenBack(why) => {
             persist(|| session.give_back(&fences, &why)).await;
         }
-        End::InputMissing(path) => {
-            let path = path.to_string();
-            persist(|| session.input_missing(fence, &path)).await;
-        }
+        End::InputMissing(path) => tell_missing(session, fence, &path.to_string()).await,
+    }
+}
+
+/// Says that an input is missing. Of one that the queue does not know it would have nobody look, and the job would wait for
+/// the end of its lease.
+async fn tell_missing(session: &Session, fence: Fence, path: &str) {
+    let told = persist(async || match session.input_missing(fence, path).await {
+        Err(Error::Invalid(why)) => Ok(Some(why)),
+        told => told.map(|_| None),
+    });
+    if let Some(Some(why)) = told.await {
+        tracing::warn!(job = fence.job, why, "the queue does not know an input that is missing");
+        let words =
+            format!("the input {path} cannot be had here, and the queue cannot have it made again: {why}");
+        persist(|| session.fail(fence, Failure::Network, &words)).await;
     }
 }

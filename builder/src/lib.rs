@@ -14,6 +14,8 @@ pub mod inputs;
 mod job;
 mod life;
 mod log;
+mod lonely;
+mod misses;
 pub mod persist;
 mod plan;
 pub mod roots;

@@ -9,9 +9,24 @@ use std::time::Duration;
 use harmonia_nix::daemon::{Message, Sink};
 use harmonia_queue::Fence;
 use harmonia_queue::builder::{LogPiece, Session};
+use harmonia_service::sentence::sentence;
+use thiserror::Error;
 use tokio::time::sleep;
 
 use crate::life::Held;
+
+/// Why a log cannot be kept.
+#[derive(Debug, Error)]
+#[error(
+    "the log {} cannot be written: make room on its disk, or set HARMONIA_CI_STATE_DIR to a directory on another",
+    path.display()
+)]
+pub struct LogError {
+    /// Its file.
+    path: PathBuf,
+    /// Why.
+    source: io::Error,
+}
 
 /// How often followers hear of what was added.
 const EVERY: Duration = Duration::from_secs(2);
@@ -26,6 +41,8 @@ pub struct Spool {
     limit: u64,
     written: u64,
     truncated: bool,
+    /// Lines are being lost, and it was said.
+    lossy: bool,
     tail: Arc<Mutex<Tail>>,
 }
 
@@ -37,23 +54,33 @@ pub struct Tail {
 }
 
 impl Spool {
-    /// An empty log, whose end is followed in `tail`.
-    pub fn create(path: PathBuf, limit: u64, tail: Arc<Mutex<Tail>>) -> io::Result<Self> {
-        let file = BufWriter::with_capacity(PIECE, File::create(&path)?);
-        Ok(Self { path, file, limit, written: 0, truncated: false, tail })
+    /// An empty log, whose end is followed in `tail`. Its directory is made again if somebody has tidied it away.
+    pub fn create(path: PathBuf, limit: u64, tail: Arc<Mutex<Tail>>) -> Result<Self, LogError> {
+        let created = match File::create(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => create_beside(&path),
+            created => created,
+        };
+        match created {
+            Ok(file) => {
+                let file = BufWriter::with_capacity(PIECE, file);
+                Ok(Self { path, file, limit, written: 0, truncated: false, lossy: false, tail })
+            }
+            Err(source) => Err(LogError { path, source }),
+        }
     }
 
     /// Adds a line. Beyond the limit nothing is kept but a mark that there was more; the build goes on.
-    pub fn line(&mut self, line: &[u8]) -> io::Result<()> {
+    pub fn line(&mut self, line: &[u8]) -> Result<(), LogError> {
         if self.truncated {
             return Ok(());
         }
-        if self.written + line.len() as u64 + 1 > self.limit {
+        let added = if self.written + line.len() as u64 + 1 > self.limit {
             self.truncated = true;
-            return self.add(format!("[... log truncated at {} bytes]\n", self.limit).as_bytes());
-        }
-        self.add(line)?;
-        self.add(b"\n")
+            self.add(format!("[... log truncated at {} bytes]\n", self.limit).as_bytes())
+        } else {
+            self.add(line).and_then(|()| self.add(b"\n"))
+        };
+        added.map_err(|source| self.failed(source))
     }
 
     fn add(&mut self, bytes: &[u8]) -> io::Result<()> {
@@ -69,9 +96,15 @@ impl Spool {
     }
 
     /// The file, with everything in it.
-    pub fn finish(&mut self) -> io::Result<&Path> {
-        self.file.flush()?;
-        Ok(&self.path)
+    pub fn finish(&mut self) -> Result<&Path, LogError> {
+        match self.file.flush() {
+            Ok(()) => Ok(&self.path),
+            Err(source) => Err(self.failed(source)),
+        }
+    }
+
+    fn failed(&self, source: io::Error) -> LogError {
+        LogError { path: self.path.clone(), source }
     }
 
     /// The last bytes, for what they say about why a build failed.
@@ -86,6 +119,13 @@ impl Spool {
     }
 }
 
+fn create_beside(path: &Path) -> io::Result<File> {
+    if let Some(directory) = path.parent() {
+        std::fs::create_dir_all(directory)?;
+    }
+    File::create(path)
+}
+
 impl Drop for Spool {
     fn drop(&mut self) {
         if let Err(error) = std::fs::remove_file(&self.path) {
@@ -98,9 +138,9 @@ impl Sink for Spool {
     async fn take(&mut self, message: Message) {
         if let Some(line) = message.log_line()
             && let Err(error) = self.line(line)
+            && !std::mem::replace(&mut self.lossy, true)
         {
-            // The disk is full, most likely; the build will say so itself.
-            tracing::warn!(%error, "a line of a log is lost");
+            tracing::warn!(error = sentence(&error), "lines of a log are lost");
         }
     }
 }
@@ -166,6 +206,8 @@ fn lock(tail: &Mutex<Tail>) -> MutexGuard<'_, Tail> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use harmonia_nix::daemon::{Field, ResultKind};
+
     use super::*;
 
     const FENCE: Fence = Fence { job: 1, attempt: 2 };
@@ -184,6 +226,42 @@ mod tests {
         }
         let file = spool.finish().unwrap();
         assert_eq!(std::fs::read_to_string(file).unwrap(), "12345\n678\n[... log truncated at 10 bytes]\n");
+    }
+
+    #[test]
+    fn a_directory_that_was_tidied_away_is_made_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("logs/log");
+        let mut spool = Spool::create(file, 10, Arc::default()).unwrap();
+        spool.line(b"one").unwrap();
+        assert_eq!(std::fs::read_to_string(spool.finish().unwrap()).unwrap(), "one\n");
+    }
+
+    #[test]
+    fn a_log_that_cannot_be_written_names_its_file_and_what_to_do() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("logs");
+        std::fs::write(&file, "").unwrap();
+        let error = Spool::create(file.join("log"), 10, Arc::default()).unwrap_err().to_string();
+        let expected = format!("the log {}/log cannot be written: make room on its disk", file.display());
+        assert!(error.starts_with(&expected) && error.contains("HARMONIA_CI_STATE_DIR"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_full_disk_is_told_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("log");
+        std::os::unix::fs::symlink("/dev/full", &file).unwrap();
+        let mut spool = Spool::create(file, u64::MAX, Arc::default()).unwrap();
+        let line = Message::Result {
+            id: 1,
+            kind: ResultKind::BuildLogLine,
+            fields: vec![Field::Text(vec![b'x'; 2 * PIECE])],
+        };
+        assert!(spool.line(&[b'x'; 2 * PIECE]).is_err());
+        assert!(!spool.lossy);
+        spool.take(line).await;
+        assert!(spool.lossy);
     }
 
     #[test]

@@ -28,6 +28,8 @@ use crate::config::Config;
 use crate::count::Counts;
 use crate::job;
 use crate::life::{Halt, Life};
+use crate::lonely::Lonely;
+use crate::misses::Misses;
 use crate::persist::persist;
 use crate::roots::Roots;
 use crate::store::{Store, StoreError, free_bytes};
@@ -101,6 +103,10 @@ pub struct Builder {
     pub(crate) roots: Arc<Roots>,
     /// Builds share it; one that has to be alone takes it for itself.
     pub(crate) alone: tokio::sync::RwLock<()>,
+    /// Those that have to be, or wait for it.
+    pub(crate) lonely: Lonely,
+    /// Inputs that jobs did not find.
+    pub(crate) misses: Misses,
     pub(crate) counts: Counts,
     pub(crate) tracer: Tracer,
     db: Db,
@@ -159,6 +165,8 @@ impl Builder {
             roots: Roots::new(Arc::clone(&store)),
             store,
             alone: tokio::sync::RwLock::default(),
+            lonely: Lonely::default(),
+            misses: Misses::default(),
             counts: Counts::register(&mut metrics),
             tracer: Tracer::start(settings, "builder")?,
             db: database::connect(settings, CONNECTIONS)?,
@@ -329,7 +337,7 @@ impl Builder {
     fn free_slots(&self, life: &Life) -> i32 {
         let slots = usize::try_from(life.session.slots).unwrap_or_default();
         let (waiting, bytes) = life.held.backlog();
-        if life.is_draining() || waiting > 2 * slots || bytes > self.config.backlog {
+        if life.is_draining() || self.lonely.any() || waiting > 2 * slots || bytes > self.config.backlog {
             return 0;
         }
         i32::try_from(slots.saturating_sub(life.held.building())).unwrap_or_default()
@@ -433,8 +441,19 @@ fn lock_state(state: &Path) -> Result<File, BuilderError> {
     match lock.try_lock() {
         Ok(()) => Ok(lock),
         Err(TryLockError::WouldBlock) => Err(BuilderError::Taken { path: state.to_owned() }),
+        Err(TryLockError::Error(error)) if has_no_locks(&error) => {
+            let file = file.display();
+            tracing::warn!(%file, %error, "this file system has no locks: let no other builder use the same directory");
+            Ok(lock)
+        }
         Err(TryLockError::Error(source)) => Err(failed(source)),
     }
+}
+
+/// Whether a file system does not know locks, as some network file systems do not.
+fn has_no_locks(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    matches!(Errno::from_io_error(error), Some(Errno::NOLCK | Errno::NOSYS | Errno::OPNOTSUPP))
 }
 
 /// Makes the directories, forgets logs of builds that a former process ran, and answers the node's secret.
@@ -470,4 +489,31 @@ fn write_secret(file: &Path) -> io::Result<String> {
     open.sync_all()?;
     std::fs::rename(&new, file)?;
     Ok(secret)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use rustix::io::Errno;
+
+    use super::*;
+
+    #[test]
+    fn of_two_builders_with_one_state_the_second_ends() {
+        let state = tempfile::tempdir().unwrap();
+        let first = lock_state(state.path()).unwrap();
+        assert!(matches!(lock_state(state.path()), Err(BuilderError::Taken { .. })));
+        drop(first);
+        lock_state(state.path()).unwrap();
+    }
+
+    #[test]
+    fn a_file_system_without_locks_is_told_from_one_that_fails() {
+        for errno in [Errno::NOLCK, Errno::NOSYS, Errno::OPNOTSUPP, Errno::NOTSUP] {
+            assert!(has_no_locks(&errno.into()), "{errno}");
+        }
+        for errno in [Errno::IO, Errno::NOSPC, Errno::AGAIN] {
+            assert!(!has_no_locks(&errno.into()), "{errno}");
+        }
+    }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use harmonia_nix::daemon::BuildStatus;
 use harmonia_queue::builder::Failure;
 
-use crate::witness::NO_SPACE;
+use crate::witness::{NO_ROOM, NO_SPACE};
 
 /// What is known about the end of a build.
 #[derive(Debug, Clone, Copy)]
@@ -58,7 +58,7 @@ const TABLE: [(Sign, Failure); 14] = [
     (|end| end.says(&["hash mismatch in fixed-output derivation"]), Failure::HashMismatch),
     (|end| end.status == Some(BuildStatus::TimedOut) && end.silent, Failure::Silent),
     (|end| end.status == Some(BuildStatus::TimedOut), Failure::Timeout),
-    (|end| end.says(&[NO_SPACE, "database or disk is full"]), Failure::DiskFull),
+    (|end| end.says(&[NO_SPACE, NO_ROOM]), Failure::DiskFull),
     (|end| end.disk_full && end.log.contains(NO_SPACE), Failure::DiskFull),
     (
         |end| end.says(&["Cannot allocate memory", "signal 9", "exit code 137", "std::bad_alloc"]),

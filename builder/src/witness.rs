@@ -8,6 +8,8 @@ use crate::store::free_bytes;
 
 /// What the system's tools say when a disk is full.
 pub const NO_SPACE: &str = "No space left on device";
+/// And what Nix's database does.
+pub const NO_ROOM: &str = "database or disk is full";
 
 /// Passes on what a build says.
 #[derive(Debug)]

@@ -14,10 +14,10 @@ mod options;
 mod query;
 pub mod wire;
 
-pub use build::{BasicDerivation, BasicOutput, BuildMode, BuildResult, BuildStatus, BuiltOutput, Unresolved};
+pub use build::{BasicDerivation, BasicOutput, BuildResult, BuildStatus, BuiltOutput, Unresolved};
 pub use connection::{Connection, QUERY_LIMIT};
 pub use delete::{Freed, Garbage};
-pub use error::{DaemonError, Error, Result};
+pub use error::{DaemonError, Error, Result, plain};
 pub use handle::Daemon;
 pub use message::{ActivityKind, Field, Message, Quiet, ResultKind, Sink};
 pub use options::{Options, Verbosity};

@@ -73,16 +73,8 @@ pub struct PathInfo {
     pub nar_size: u64,
     /// The paths it refers to, itself too if it does.
     pub references: BTreeSet<StorePath>,
-    /// What made it.
-    pub deriver: Option<StorePath>,
     /// Its content address, as Nix writes it.
     pub ca: Option<String>,
-    /// Its signatures, each `name:base64`.
-    pub signatures: Vec<String>,
-    /// When it came into the store, in seconds since 1970.
-    pub registered: i64,
-    /// Whether it was built here.
-    pub ultimate: bool,
 }
 
 /// A reader of one store's database. If the file is replaced by another, the next question goes to that one.
@@ -119,7 +111,7 @@ impl Database {
             let mut infos: HashMap<String, PathInfo> = HashMap::with_capacity(paths.len());
             let wanted = as_json(paths);
             let mut found = transaction.prepare_cached(
-                "SELECT p.path, p.hash, p.narSize, p.deriver, p.ca, p.sigs, p.registrationTime, p.ultimate \
+                "SELECT p.path, p.hash, p.narSize, p.ca \
                  FROM json_each(?1) wanted JOIN ValidPaths p ON p.path = wanted.value",
             )?;
             let mut rows = found.query([&wanted])?;
@@ -227,19 +219,12 @@ fn path_info(row: &Row<'_>) -> Result<PathInfo, Trouble> {
     // An old Nix wrote no size, a new one writes 0 if it does not know it.
     let nar_size = u64::try_from(size.unwrap_or_default())
         .map_err(|_| damaged(&path, "NAR size", size.unwrap_or_default().to_string()))?;
-    let deriver: Option<String> = row.get(3)?;
-    let deriver = deriver.filter(|deriver| !deriver.is_empty());
-    let ca: Option<String> = row.get(4)?;
-    let signatures: Option<String> = row.get(5)?;
+    let ca: Option<String> = row.get(3)?;
     Ok(PathInfo {
         nar_hash: nar_hash(&path, row.get(1)?)?,
         nar_size,
         references: BTreeSet::new(),
-        deriver: deriver.map(|deriver| store_path(&path, "deriver", deriver)).transpose()?,
         ca: ca.filter(|ca| !ca.is_empty()),
-        signatures: signatures.unwrap_or_default().split_ascii_whitespace().map(str::to_owned).collect(),
-        registered: row.get(6)?,
-        ultimate: row.get::<_, Option<bool>>(7)?.unwrap_or_default(),
     })
 }
 
@@ -317,12 +302,10 @@ mod tests {
     fn everything_is_read() {
         let store = Store::new();
         let [path, other] = ["a", "b"].map(|name| store.add(name, &format!("sha256:{}", hash().hex())));
-        let deriver = StorePath::from_parts([8; 20], "a.drv").unwrap();
         store
             .writer
             .execute_batch(&format!(
-                "UPDATE ValidPaths SET deriver = '{deriver}', sigs = 'k-1:AA== k-2:AB==', ca = 'fixed:sha256:x', \
-                 ultimate = 1 WHERE path = '{path}';
+                "UPDATE ValidPaths SET ca = 'fixed:sha256:x' WHERE path = '{path}';
                  INSERT INTO Refs SELECT p.id, r.id FROM ValidPaths p, ValidPaths r WHERE p.path = '{path}';"
             ))
             .unwrap();
@@ -331,11 +314,7 @@ mod tests {
             nar_hash: hash(),
             nar_size: 120,
             references: [path.clone(), other].into(),
-            deriver: Some(deriver),
             ca: Some("fixed:sha256:x".to_owned()),
-            signatures: vec!["k-1:AA==".to_owned(), "k-2:AB==".to_owned()],
-            registered: 17,
-            ultimate: true,
         };
         assert_eq!(infos, [(path, info)].into());
     }
@@ -346,8 +325,7 @@ mod tests {
         let path = store.add("a", &hash().hex());
         let infos = Database::open(store.path()).unwrap().path_infos(std::slice::from_ref(&path)).unwrap();
         let info = &infos[&path];
-        assert_eq!((&info.deriver, &info.ca, info.ultimate), (&None, &None, false));
-        assert!(info.references.is_empty() && info.signatures.is_empty());
+        assert!(info.ca.is_none() && info.references.is_empty());
     }
 
     #[test]

@@ -11,6 +11,9 @@ use thiserror::Error;
 use crate::Sha256;
 use crate::key::{PublicKey, SecretKey};
 
+/// What is left for signatures, of some hundred bytes each, and for the name of the derivation.
+const ROOM_FOR_SIGNATURES: usize = 4096;
+
 /// All that is said about a path, before it is signed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
@@ -70,6 +73,19 @@ pub fn object_name(path: &StorePath) -> String {
     format!("{}.narinfo", crate::store_path::hash_part(path))
 }
 
+/// Whether clients would read a record's narinfo, by however many keys it is signed, today's and those to come.
+pub fn check_size(record: &Record) -> Result<(), NarInfoError> {
+    let text = write(record, &[])?;
+    fits(record, text.len() + ROOM_FOR_SIGNATURES)
+}
+
+fn fits(record: &Record, size: usize) -> Result<(), NarInfoError> {
+    if size > MAX_NARINFO_SIZE {
+        return Err(NarInfoError::TooLarge { path: record.path.clone(), size });
+    }
+    Ok(())
+}
+
 /// Writes a narinfo with the signature of every key, in their order.
 pub fn write(record: &Record, keys: &[SecretKey]) -> Result<String, NarInfoError> {
     let builder = NarInfo::builder(
@@ -95,9 +111,7 @@ pub fn write(record: &Record, keys: &[SecretKey]) -> Result<String, NarInfoError
         .collect::<Result<_, _>>()
         .map_err(|source| NarInfoError::Signature { path: record.path.clone(), source })?;
     let bytes = build(builder.signatures(signatures))?.to_canonical_bytes();
-    if bytes.len() > MAX_NARINFO_SIZE {
-        return Err(NarInfoError::TooLarge { path: record.path.clone(), size: bytes.len() });
-    }
+    fits(record, bytes.len())?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
@@ -200,6 +214,20 @@ CA: text:sha256:0izmi1n9pnvphrivlkdh68pbqgcany1617ybr9i8llwdxnwlf95d
         let path = |n: u32| store_path::parse(&format!("/nix/store/{n:032}-{}", "x".repeat(200))).unwrap();
         let record = Record { references: (0..5000).map(path).collect(), ..record() };
         assert!(matches!(write(&record, &[key()]), Err(NarInfoError::TooLarge { .. })));
+        assert!(matches!(check_size(&record), Err(NarInfoError::TooLarge { .. })));
+    }
+
+    #[test]
+    fn what_is_small_enough_is_so_with_any_keys() {
+        let path = |n: usize| store_path::parse(&format!("/nix/store/{n:032}-{}", "x".repeat(200))).unwrap();
+        let with = |count| Record { references: (0..count).map(path).collect(), ..record() };
+        let counts: Vec<usize> = (4000..5000).collect();
+        let most = with(3999 + counts.partition_point(|count| check_size(&with(*count)).is_ok()));
+        assert!(most.references.len() > 4000 && most.references.len() < 5000);
+        let keys: Vec<SecretKey> =
+            (0..8).map(|n| SecretKey::generate(&format!("ci.example.org-{n}")).unwrap()).collect();
+        let deriver = Some(store_path::parse(&format!("/nix/store/{}-x.drv", "0".repeat(32))).unwrap());
+        assert!(write(&Record { deriver, ..most }, &keys).is_ok());
     }
 
     fn paths() -> impl Strategy<Value = StorePath> {

@@ -3,13 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use harmonia_nix::Sha256;
 use harmonia_nix::proof::{Answer, InputHash, Proven, Prover};
 use harmonia_nix::store_path::{self, StorePath};
+use harmonia_nix::{Sha256, narinfo};
 use harmonia_queue::signer::{self, Output, Text};
 use harmonia_service::protocol::{BuildResult, Outcome};
 use harmonia_service::sentence::sentence;
 
+use crate::publish::record;
 use crate::slots::{Claims, fence};
 use crate::{Signer, SignerError};
 
@@ -140,7 +141,16 @@ fn claimed(outputs: &[Output]) -> BTreeMap<String, StorePath> {
 }
 
 fn check_outputs(proven: &Proven, outputs: &mut [Output]) -> Result<(), String> {
-    outputs.iter_mut().try_for_each(|output| check_output(proven, output))
+    outputs.iter_mut().try_for_each(|output| {
+        check_output(proven, output)?;
+        check_size(output)
+    })
+}
+
+/// Whether its narinfo can be published: once it is accepted, it is too late to say that it cannot.
+fn check_size(output: &Output) -> Result<(), String> {
+    let record = record(output, None).map_err(|error| sentence(&error))?;
+    narinfo::check_size(&record).map_err(|error| sentence(&error))
 }
 
 /// Whether an output is what its derivation promises; notes its content address.
@@ -157,4 +167,29 @@ pub(crate) fn check_output(proven: &Proven, output: &mut Output) -> Result<(), S
         proven.check_built(&output.name, &path, nar_hash, &references).map_err(|error| error.to_string())?;
     output.content_address = ca.map(|ca| ca.to_nix_string());
     Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_output_whose_narinfo_no_client_would_read_is_refused() {
+        let path = |n: usize| format!("/nix/store/{n:032}-{}", "x".repeat(200));
+        let with = |count| Output {
+            name: "out".to_owned(),
+            path: path(0),
+            nar_hash: vec![0; 32],
+            nar_size: 1000,
+            references: (0..count).map(path).collect(),
+            file_hash: vec![0; 32],
+            file_size: 1000,
+            content_address: None,
+            made_by: None,
+        };
+        assert_eq!(check_size(&with(4000)), Ok(()));
+        let reason = check_size(&with(5000)).unwrap_err();
+        assert!(reason.contains("more than the 1048576 that clients read"), "{reason}");
+    }
 }

@@ -66,7 +66,12 @@ async fn ask_together<Q: Question>(signers: &Signers, batch: Vec<(Q, Answered<Q>
         return;
     }
     let alone = questions.len() == 1;
-    match signers.ask(questions.clone()).await {
+    let mut answered = answered;
+    let answers = tokio::select! {
+        answers = signers.ask(questions.clone()) => answers,
+        () = nobody_waits(&mut answered) => return,
+    };
+    match answers {
         Ok(answers) => {
             for (answered, answer) in answered.into_iter().zip(answers) {
                 // Nobody waits for it any more.
@@ -75,9 +80,11 @@ async fn ask_together<Q: Question>(signers: &Signers, batch: Vec<(Q, Answered<Q>
         }
         // One of them may be what is wrong: it must not spoil the others.
         Err(SignerError::Rejected { .. }) if !alone => {
-            for (question, answered) in questions.into_iter().zip(answered) {
-                let answer = signers.ask(vec![question]).await;
-                let _ = answered.send(answer.and_then(only));
+            for (question, mut answered) in questions.into_iter().zip(answered) {
+                tokio::select! {
+                    answer = signers.ask(vec![question]) => drop(answered.send(answer.and_then(only))),
+                    () = answered.closed() => {}
+                }
             }
         }
         Err(error) => {
@@ -88,8 +95,45 @@ async fn ask_together<Q: Question>(signers: &Signers, batch: Vec<(Q, Answered<Q>
     }
 }
 
+/// Ends when all who asked were cancelled, or belong to a life that is over: signers may be away for a day.
+async fn nobody_waits<A>(answered: &mut [oneshot::Sender<A>]) {
+    for answered in answered {
+        answered.closed().await;
+    }
+}
+
 /// The answer to one question.
 fn only<A>(answers: Vec<A>) -> Result<A, SignerError> {
     let missing = || SignerError::Rejected { reason: "the answer is empty".to_owned() };
     answers.into_iter().next().ok_or_else(missing)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use harmonia_service::protocol::{Token, Wish};
+    use tokio::sync::watch;
+    use tokio::time::timeout;
+
+    use super::super::{Limits, http_client};
+    use super::*;
+
+    #[tokio::test]
+    async fn signers_that_are_away_are_asked_for_as_long_as_somebody_waits() {
+        let token = Token::Builder { session: 1, secret: "secret".to_owned() };
+        let limits = Limits { patience: Duration::from_secs(24 * 3600), ..Limits::default() };
+        let (_known, urls) = watch::channel(Vec::new());
+        let signers = Arc::new(Signers::new(http_client().unwrap(), urls, &token, limits));
+        let batcher = Batcher::new(Arc::clone(&signers));
+        let wish = || Wish::Published { path: "/nix/store/x".to_owned() };
+        let both = async { tokio::join!(batcher.ask(wish()), batcher.ask(wish())) };
+        assert!(timeout(Duration::from_millis(100), both).await.is_err());
+        // Of those who have it, the test and the batcher are left.
+        let ended = async {
+            while Arc::strong_count(&signers) > 2 {
+                tokio::task::yield_now().await;
+            }
+        };
+        timeout(Duration::from_secs(10), ended).await.unwrap();
+    }
 }

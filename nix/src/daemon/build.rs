@@ -148,18 +148,6 @@ fn content_method(method: ContentAddressMethod, algorithm: HashAlgorithm) -> Str
     format!("{prefix}{algorithm}")
 }
 
-/// How to build.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u64)]
-pub enum BuildMode {
-    /// Unless it is built.
-    Normal,
-    /// Again, and in place of what is corrupt.
-    Repair,
-    /// Again, to compare.
-    Check,
-}
-
 numbers! {
     /// How a build ended.
     BuildStatus {
@@ -246,31 +234,23 @@ impl Answer for BuildResult {
         let mut result = Self {
             status,
             message,
-            times_built: 0,
-            non_deterministic: false,
-            start_time: 0,
-            stop_time: 0,
+            times_built: number(input).await?,
+            non_deterministic: flag(input).await?,
+            start_time: number(input).await?,
+            stop_time: number(input).await?,
             cpu_user: None,
             cpu_system: None,
             built_outputs: Vec::new(),
         };
-        if minor >= 29 {
-            result.times_built = number(input).await?;
-            result.non_deterministic = flag(input).await?;
-            result.start_time = number(input).await?;
-            result.stop_time = number(input).await?;
-        }
         if minor >= 37 {
             result.cpu_user = microseconds(input).await?;
             result.cpu_system = microseconds(input).await?;
         }
-        if minor >= 28 {
-            for _ in 0..length(input, "the number of built outputs", MAX_ITEMS).await? {
-                result.built_outputs.push(BuiltOutput {
-                    id: word(input, "the id of a built output", MAX_WORD).await?,
-                    path: realised(&word(input, "a realisation", MAX_WORD).await?),
-                });
-            }
+        for _ in 0..length(input, "the number of built outputs", MAX_ITEMS).await? {
+            result.built_outputs.push(BuiltOutput {
+                id: word(input, "the id of a built output", MAX_WORD).await?,
+                path: realised(&word(input, "a realisation", MAX_WORD).await?),
+            });
         }
         Ok(result)
     }
@@ -305,11 +285,11 @@ impl Connection {
         &mut self,
         path: &StorePath,
         derivation: &BasicDerivation,
-        mode: BuildMode,
         limit: Duration,
         sink: &mut impl Sink,
     ) -> Result<BuildResult> {
-        let request = derivation.write(Request::new(Op::BuildDerivation).path(path)).number(mode as u64);
+        // The last word is the mode: unless it is built.
+        let request = derivation.write(Request::new(Op::BuildDerivation).path(path)).number(0);
         self.run(request, limit, sink).await
     }
 }

@@ -69,12 +69,7 @@ impl Connection {
         &self.server
     }
 
-    /// Whether every operation so far came to its end, so that another one can begin.
-    pub fn is_usable(&self) -> bool {
-        self.stream.is_some()
-    }
-
-    /// Whether it is usable and the daemon neither left since nor sent what nobody asked for.
+    /// Whether every operation so far came to its end, so that another one can begin, and the daemon neither left since nor sent what nobody asked for.
     pub(super) fn is_idle(&self) -> bool {
         self.stream.as_ref().is_some_and(|stream| {
             let unread = stream.input.get_ref().try_read(&mut [0]);
@@ -118,7 +113,7 @@ impl Stream {
     /// Passes on messages until they end, and reads the answer.
     async fn finish<A: Answer>(&mut self, minor: u8, sink: &mut impl Sink) -> Result<A> {
         loop {
-            match message::read(&mut self.input, minor).await? {
+            match message::read(&mut self.input).await? {
                 Step::Message(message) => sink.take(message).await,
                 Step::Last => return Ok(A::read(&mut self.input, minor).await?),
                 Step::Failed(error) => return Err(Error::Daemon(error)),

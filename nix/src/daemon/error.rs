@@ -86,8 +86,8 @@ impl fmt::Display for DaemonError {
 
 impl std::error::Error for DaemonError {}
 
-/// The text without the escape sequences that colour it.
-pub(super) fn plain(text: &str) -> String {
+/// The daemon's words without the escape sequences that colour them.
+pub fn plain(text: &str) -> String {
     let mut kept = String::with_capacity(text.len());
     let mut rest = text.chars().peekable();
     while let Some(char) = rest.next() {

@@ -1,4 +1,4 @@
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use nix_derivation::StorePath;
@@ -19,11 +19,6 @@ impl Daemon {
     /// Does not connect yet.
     pub fn new(socket: impl Into<PathBuf>, options: Options) -> Self {
         Self { socket: socket.into(), options, connection: None, connections: 0 }
-    }
-
-    /// The socket.
-    pub fn socket(&self) -> &Path {
-        &self.socket
     }
 
     /// The connection, made again if there is none, or if the last operation on it was not completed, or if the

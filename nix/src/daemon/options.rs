@@ -7,12 +7,6 @@ use super::wire::{Op, Request};
 /// what a daemon keeps from users that it does not trust.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// Keep the directory of a failed build.
-    pub keep_failed: bool,
-    /// Go on with other derivations after one failed.
-    pub keep_going: bool,
-    /// Build what cannot be substituted after all.
-    pub try_fallback: bool,
     /// How much of its own log the daemon sends.
     pub verbosity: Verbosity,
     /// Builds at once on this connection. Up to Nix 2.15 substitutions count too, so one would fetch them one by one.
@@ -34,9 +28,6 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
-            keep_failed: false,
-            keep_going: false,
-            try_fallback: false,
             verbosity: Verbosity::Info,
             max_build_jobs: 16,
             max_silent: Duration::ZERO,
@@ -83,9 +74,10 @@ impl Options {
         let mut overrides = BTreeMap::from([("timeout".to_owned(), self.timeout.as_secs().to_string())]);
         overrides.extend(self.overrides.clone());
         Request::new(Op::SetOptions)
-            .flag(self.keep_failed)
-            .flag(self.keep_going)
-            .flag(self.try_fallback)
+            // The directory of a failed build goes, nothing goes on after a failure, what cannot be substituted is not built.
+            .flag(false)
+            .flag(false)
+            .flag(false)
             .number(self.verbosity as u64)
             .number(self.max_build_jobs)
             .number(self.max_silent.as_secs())

@@ -24,6 +24,15 @@ impl Connection {
         self.run(request, limit, sink).await
     }
 
+    /// Which of the paths substituters have. Only those are asked that say of themselves that they want so many questions
+    /// at once (`WantMassQuery`).
+    pub async fn query_substitutable_paths(
+        &mut self,
+        paths: &BTreeSet<StorePath>,
+    ) -> Result<BTreeSet<StorePath>> {
+        self.ask(Request::new(Op::QuerySubstitutablePaths).paths(paths)).await
+    }
+
     /// The valid paths that refer to the path, itself included if it does.
     pub async fn query_referrers(&mut self, path: &StorePath) -> Result<BTreeSet<StorePath>> {
         self.ask(Request::new(Op::QueryReferrers).path(path)).await

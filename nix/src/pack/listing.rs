@@ -2,10 +2,11 @@
 //!
 //! JSON has no words for names that are not UTF-8. Nix 2.8 writes their bytes as they are, which no JSON parser takes;
 //! later ones fail on them and publish nothing. Here each bad sequence becomes U+FFFD, as in any lossy decoding, and if the
-//! directory has that name already, more of them follow until it is new. Such a file is listed with its true
+//! directory has that name already, a number follows: `a�`, `a�2`, `a�3`. Such a file is listed with its true
 //! offset and size; only the NAR has its name.
 
 use std::borrow::Cow;
+use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
 
 use zstd::stream::write::Encoder;
@@ -106,30 +107,43 @@ impl Listing {
 pub(super) struct Names<'a> {
     /// Those that a replacement must not be equal to: all, in order, if one of them needs a replacement.
     real: Vec<&'a [u8]>,
-    replacements: Vec<String>,
+    replacements: HashSet<String>,
+    /// The next number for each name that others are decoded to.
+    next: HashMap<String, u32>,
 }
 
 impl<'a> Names<'a> {
     /// Of names in ascending order.
     pub fn new(names: impl Iterator<Item = &'a [u8]> + Clone) -> Self {
         let foreign = names.clone().any(|name| std::str::from_utf8(name).is_err());
-        Self { real: if foreign { names.collect() } else { Vec::new() }, replacements: Vec::new() }
+        let real = if foreign { names.collect() } else { Vec::new() };
+        Self { real, replacements: HashSet::new(), next: HashMap::new() }
     }
 
     /// What a name is called in the listing.
     pub fn listed<'b>(&mut self, name: &'b [u8]) -> Cow<'b, str> {
         match String::from_utf8_lossy(name) {
             Cow::Borrowed(name) => Cow::Borrowed(name),
-            Cow::Owned(mut replacement) => {
-                while self.real.binary_search(&replacement.as_bytes()).is_ok()
-                    || self.replacements.contains(&replacement)
-                {
-                    replacement.push(char::REPLACEMENT_CHARACTER);
-                }
-                self.replacements.push(replacement.clone());
-                Cow::Owned(replacement)
-            }
+            Cow::Owned(decoded) => Cow::Owned(self.replacement(decoded)),
         }
+    }
+
+    /// Numbers are not given out twice, so that many names that are decoded alike cost no more than others.
+    fn replacement(&mut self, decoded: String) -> String {
+        let next = self.next.entry(decoded.clone()).or_insert(1);
+        let mut replacement = decoded.clone();
+        if *next > 1 {
+            replacement = format!("{decoded}{next}");
+        }
+        while self.real.binary_search(&replacement.as_bytes()).is_ok()
+            || self.replacements.contains(&replacement)
+        {
+            *next += 1;
+            replacement = format!("{decoded}{next}");
+        }
+        *next += 1;
+        self.replacements.insert(replacement.clone());
+        replacement
     }
 }
 
@@ -144,7 +158,31 @@ mod tests {
         sorted.sort_unstable();
         let mut listed = Names::new(sorted.into_iter());
         let listed: Vec<_> = names.iter().map(|name| listed.listed(name).into_owned()).collect();
-        assert_eq!(listed, ["a\u{fffd}\u{fffd}", "a\u{fffd}\u{fffd}\u{fffd}", "a\u{fffd}", "b"]);
+        assert_eq!(listed, ["a\u{fffd}2", "a\u{fffd}3", "a\u{fffd}", "b"]);
+    }
+
+    #[test]
+    fn a_number_that_a_real_name_has_is_left_out() {
+        let names: [&[u8]; 4] = ["a\u{fffd}2".as_bytes(), b"a\xfd", b"a\xfe", b"a\xff2"];
+        let mut sorted = names.to_vec();
+        sorted.sort_unstable();
+        let mut listed = Names::new(sorted.into_iter());
+        let listed: Vec<_> = names.iter().map(|name| listed.listed(name).into_owned()).collect();
+        assert_eq!(listed, ["a\u{fffd}2", "a\u{fffd}", "a\u{fffd}3", "a\u{fffd}22"]);
+    }
+
+    #[test]
+    fn many_names_that_are_decoded_alike_are_listed_soon() {
+        // Bytes that only ever continue a character.
+        let mut names = Vec::new();
+        for number in 0..1u32 << 17 {
+            names.push([0, 6, 12].map(|shift| 0x80 | (number >> shift) as u8 & 0x3f));
+        }
+        names.sort_unstable();
+        let mut listed = Names::new(names.iter().map(|name| name.as_slice()));
+        let distinct: HashSet<String> = names.iter().map(|name| listed.listed(name).into_owned()).collect();
+        assert_eq!(distinct.len(), names.len());
+        assert!(distinct.iter().all(|name| name.len() <= 9 + 6));
     }
 
     #[test]

@@ -169,7 +169,7 @@ fn a_name_that_is_not_utf8_is_listed_with_its_true_offset() {
     let entries = &listing["root"]["entries"];
     assert_eq!(entries.as_object().unwrap().len(), 3);
     assert_eq!(entries["to-foreign"]["target"], "\u{fffd}\u{fffd}");
-    for (name, contents) in [("l\u{fffd}we", "the same, lossily"), ("l\u{fffd}we\u{fffd}", "latin-1")] {
+    for (name, contents) in [("l\u{fffd}we", "the same, lossily"), ("l\u{fffd}we2", "latin-1")] {
         let offset = entries[name]["narOffset"].as_u64().unwrap() as usize;
         assert_eq!(&nar[offset..offset + contents.len()], contents.as_bytes());
     }

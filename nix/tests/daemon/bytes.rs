@@ -55,19 +55,12 @@ impl Bytes {
     }
 
     pub fn build_result(minor: u8) -> Self {
-        let mut bytes = Self::new().n(3).s("\u{1b}[31mfailed\u{1b}[0m");
-        if minor >= 29 {
-            bytes = bytes.n(1).n(0).n(100).n(160);
-        }
+        let mut bytes = Self::new().n(3).s("\u{1b}[31mfailed\u{1b}[0m").n(1).n(0).n(100).n(160);
         if minor >= 37 {
             bytes = bytes.n(1).n(2_500_000).n(0);
         }
-        if minor >= 28 {
-            let json =
-                r#"{"id":"sha256:00!out","outPath":"00000000000000000000000000000000-a","signatures":[]}"#;
-            bytes = bytes.n(2).s("sha256:00!out").s(json).s("sha256:00!dev").s("{}");
-        }
-        bytes
+        let json = r#"{"id":"sha256:00!out","outPath":"00000000000000000000000000000000-a","signatures":[]}"#;
+        bytes.n(2).s("sha256:00!out").s(json).s("sha256:00!dev").s("{}")
     }
 
     /// Every message that there is.

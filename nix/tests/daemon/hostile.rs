@@ -26,7 +26,7 @@ fn what_ends_early_is_closed() {
         cut(Bytes::build_result(minor).0, &|mut bytes| is_closed(parse::<BuildResult>(&mut bytes, minor)));
     }
     for message in Bytes::messages() {
-        cut(message.0, &|mut bytes| is_closed(message::parse(&mut bytes, 38)));
+        cut(message.0, &|mut bytes| is_closed(message::parse(&mut bytes)));
     }
 }
 
@@ -48,18 +48,18 @@ fn an_announced_length_is_bounded_wherever_all_of_it_is_needed() {
 fn nothing_is_allocated_for_bytes_that_never_come() {
     // Were it allocated, 16 EiB would abort the process.
     let bytes = Bytes::new().n(NEXT).n(u64::MAX).0;
-    assert!(is_closed(message::parse(&mut bytes.as_slice(), 38)));
+    assert!(is_closed(message::parse(&mut bytes.as_slice())));
     let fields = Bytes::new().n(RESULT).n(1).n(101).n(u64::MAX).n(1).n(u64::MAX).0;
-    assert!(is_closed(message::parse(&mut fields.as_slice(), 38)));
+    assert!(is_closed(message::parse(&mut fields.as_slice())));
     let traces = Bytes::new().n(ERROR).s("Error").n(0).s("").s("no").n(0).n(u64::MAX).0;
-    assert!(is_closed(message::parse(&mut traces.as_slice(), 38)));
+    assert!(is_closed(message::parse(&mut traces.as_slice())));
 }
 
 #[test]
 fn long_text_is_cut_and_read_to_its_end() {
     let bytes = Bytes::new().n(NEXT).s(vec![b'x'; MAX_TEXT + 1001]).0;
     let mut rest = bytes.as_slice();
-    let Step::Message(Message::Log(line)) = message::parse(&mut rest, 38).unwrap() else { panic!() };
+    let Step::Message(Message::Log(line)) = message::parse(&mut rest).unwrap() else { panic!() };
     assert_eq!((line.len(), rest.len()), (MAX_TEXT, 0));
 }
 
@@ -68,9 +68,7 @@ fn all_text_of_a_message_shares_one_bound() {
     let text = vec![b'x'; MAX_TEXT / 2 + 8];
     let bytes = Bytes::new().n(RESULT).n(1).n(101).n(3).n(1).s(&text).n(1).s(&text).n(1).s(&text).0;
     let mut rest = bytes.as_slice();
-    let Step::Message(Message::Result { fields, .. }) = message::parse(&mut rest, 38).unwrap() else {
-        panic!()
-    };
+    let Step::Message(Message::Result { fields, .. }) = message::parse(&mut rest).unwrap() else { panic!() };
     let lengths: Vec<usize> = fields
         .iter()
         .map(|field| match field {
@@ -94,10 +92,8 @@ fn fields_and_traces_beyond_reason_are_left_out() {
         bytes = bytes.n(0).s("a trace");
     }
     let mut rest = bytes.0.as_slice();
-    let Step::Message(Message::Result { fields, .. }) = message::parse(&mut rest, 38).unwrap() else {
-        panic!()
-    };
-    let Step::Failed(error) = message::parse(&mut rest, 38).unwrap() else { panic!() };
+    let Step::Message(Message::Result { fields, .. }) = message::parse(&mut rest).unwrap() else { panic!() };
+    let Step::Failed(error) = message::parse(&mut rest).unwrap() else { panic!() };
     assert_eq!((fields.len(), error.traces.len(), rest.len()), (MAX_FIELDS, MAX_FIELDS, 0));
 }
 
@@ -105,16 +101,13 @@ fn fields_and_traces_beyond_reason_are_left_out() {
 fn padding_is_zeros() {
     let mut bytes = Bytes::new().n(NEXT).s("a").0;
     bytes[20] = 1;
-    assert!(matches!(
-        message::parse(&mut bytes.as_slice(), 38),
-        Err(Error::Unexpected { what: "padding", .. })
-    ));
+    assert!(matches!(message::parse(&mut bytes.as_slice()), Err(Error::Unexpected { what: "padding", .. })));
 }
 
 #[test]
 fn a_message_or_field_of_no_known_kind_is_refused() {
     for bytes in [Bytes::new().n(1), Bytes::new().n(RESULT).n(1).n(101).n(1).n(2).n(0)] {
-        assert!(matches!(message::parse(&mut bytes.0.as_slice(), 38), Err(Error::Unexpected { .. })));
+        assert!(matches!(message::parse(&mut bytes.0.as_slice()), Err(Error::Unexpected { .. })));
     }
 }
 
@@ -156,6 +149,6 @@ proptest! {
         parse::<Freed>(&mut bytes.as_slice(), minor).ok();
         parse::<BTreeSet<StorePath>>(&mut bytes.as_slice(), minor).ok();
         let mut rest = bytes.as_slice();
-        while message::parse(&mut rest, minor).is_ok() {}
+        while message::parse(&mut rest).is_ok() {}
     }
 }

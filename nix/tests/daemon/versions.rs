@@ -8,7 +8,7 @@ use harmonia_nix::daemon::{
     ActivityKind, BuildResult, BuildStatus, DaemonError, Field, Message, ResultKind, Trust,
 };
 
-use crate::bytes::{Bytes, ERROR, MAGIC, PATH};
+use crate::bytes::{Bytes, MAGIC, PATH};
 
 #[test]
 fn a_handshake_is_understood_in_each_version() {
@@ -86,16 +86,9 @@ fn each_message_is_understood_to_its_end() {
     let bytes: Vec<u8> = Bytes::messages().into_iter().flat_map(|message| message.0).collect();
     let mut rest = bytes.as_slice();
     for step in expected {
-        assert_eq!(message::parse(&mut rest, 38).unwrap(), step);
+        assert_eq!(message::parse(&mut rest).unwrap(), step);
     }
     assert!(rest.is_empty());
-}
-
-#[test]
-fn an_error_of_an_old_daemon_is_a_message_and_a_status() {
-    let bytes = Bytes::new().n(ERROR).s("no").n(100).0;
-    let Step::Failed(error) = message::parse(&mut bytes.as_slice(), 25).unwrap() else { panic!() };
-    assert_eq!((error.message.as_str(), error.status), ("no", 100));
 }
 
 fn result(kind: ResultKind, fields: Vec<Field>) -> Message {
@@ -114,16 +107,16 @@ fn a_line_of_a_log_is_told_from_other_results() {
 
 #[test]
 fn a_build_result_has_the_fields_of_its_version() {
-    for minor in [27, 28, 29, 34, 35, 36, 37, 38] {
+    for minor in [34, 35, 36, 37, 38] {
         let bytes = Bytes::build_result(minor).0;
         let mut rest = bytes.as_slice();
         let result: BuildResult = parse(&mut rest, minor).unwrap();
         assert!(rest.is_empty(), "{minor}");
         assert_eq!((result.status, result.message.as_str()), (BuildStatus::PermanentFailure, "failed"));
-        assert_eq!(result.stop_time, if minor >= 29 { 160 } else { 0 });
+        assert_eq!(result.stop_time, 160);
         assert_eq!(result.cpu_user, (minor >= 37).then_some(Duration::from_millis(2500)));
         assert_eq!(result.cpu_system, None);
-        assert_eq!(result.built_outputs.len(), if minor >= 28 { 2 } else { 0 });
+        assert_eq!(result.built_outputs.len(), 2);
     }
 }
 

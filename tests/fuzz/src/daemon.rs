@@ -39,7 +39,7 @@ fn told<T>(outcome: Result<T, wire::Error>) {
 /// Operations of one kind, one after the other.
 fn conversation<A: Answer>(mut bytes: &[u8], minor: u8) {
     loop {
-        match message::parse(&mut bytes, minor) {
+        match message::parse(&mut bytes) {
             Ok(Step::Message(message)) => drop(message.log_line()),
             Ok(Step::Last) => match wire::parse::<A>(&mut bytes, minor) {
                 Ok(_) => {}

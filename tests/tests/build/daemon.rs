@@ -1,10 +1,14 @@
 //! Daemons that die, and daemons that cannot do what their pool promises.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use harmonia_queue::nodes;
+use harmonia_service::settings::Settings;
 use harmonia_tests::eventually;
 use harmonia_tests::nixes::{Expression, Version};
 use harmonia_tests::press::shared_nix;
-use harmonia_tests::yard::{Gates, waiting};
+use harmonia_tests::yard::{Gates, RunningBuilder, waiting};
 
 use crate::scene::Scene;
 
@@ -58,6 +62,35 @@ async fn builds_under_which_the_daemon_dies_together_go_on_alone() {
     scene.press.ends_well().await;
     for drv in drvs {
         assert_eq!(scene.press.outcomes(&drv).await, ["succeeded"], "{drv}");
+    }
+    builder.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_claimed_while_a_build_goes_on_alone() {
+    let scene = Scene::start().await;
+    let drvs = scene.want(&[&waiting("left"), &waiting("right")]).await;
+    let nix = scene.nix(Version::New);
+    scene.only_builders().await;
+    let settings = |settings: Settings| settings.with("slots", "3");
+    let builder = RunningBuilder::start_on(&scene.press, Arc::clone(&nix), "one", settings).await;
+    scene.reached("left").await;
+    scene.reached("right").await;
+    nix.kill_daemon();
+    nix.start_daemon();
+    tokio::select! {
+        () = scene.reached("left") => {}
+        () = scene.reached("right") => {}
+    }
+    let late = scene.want(&[&Expression::trivial("late")]).await.remove(0);
+    // Asked at once, it would be claimed by now.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(scene.press.farm.state(scene.press.job(&late).await).await, "ready");
+    scene.gates.open("left");
+    scene.gates.open("right");
+    scene.press.ends_well().await;
+    for drv in drvs.iter().chain([&late]) {
+        assert_eq!(scene.press.outcomes(drv).await, ["succeeded"], "{drv}");
     }
     builder.stop().await;
 }

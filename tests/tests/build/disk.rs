@@ -92,6 +92,30 @@ async fn tried_elsewhere(script: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_job_whose_inputs_fill_the_disk_is_tried_elsewhere() {
+    let scene = Scene::start().await;
+    let large = Expression::new("large", "dd if=/dev/zero of=$out bs=1M count=100");
+    let top = Expression::new("top", "head -c 10 $large >$out").input("large", &large);
+    let large_drv = scene.want(&[&large]).await.remove(0);
+    let roomy = scene.nix(Version::New);
+    let builder = scene.builder(&roomy, "roomy").await;
+    scene.press.becomes(&large_drv, "succeeded").await;
+    builder.stop().await;
+    let drv = scene.want(&[&top]).await.remove(0);
+    for (count, version) in Version::ALL.into_iter().enumerate() {
+        let small = SmallStore::start(&scene, version, "64m");
+        let builder = small.builder(&scene, "8MiB").await;
+        let outcomes = scene.after_attempts(&drv, count + 1).await;
+        assert_eq!(outcomes.last().unwrap(), "disk_full", "{version:?}: {:#?}", scene.press.history().await);
+        builder.stop().await;
+        scene.hurry().await;
+    }
+    let builder = scene.builder(&roomy, "roomy").await;
+    scene.press.ends_well().await;
+    builder.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_build_that_only_talks_of_a_full_disk_has_failed() {
     let scene = Scene::start().await;
     let words = "echo No space left on device; echo Cannot allocate memory; exit 1";
@@ -161,9 +185,11 @@ async fn a_builder_that_cannot_write_logs_does_not_use_up_the_patience_of_jobs()
     let second = scene.want(&[&Expression::trivial("second")]).await.remove(0);
     let logs = state.path().join("logs");
     std::fs::remove_dir_all(&logs).unwrap();
+    std::fs::write(&logs, "").unwrap();
     scene.gates.open("first");
     assert_eq!(scene.after_attempts(&second, 1).await, ["disk_full"]);
-    std::fs::create_dir(&logs).unwrap();
+    // A directory that is not there is made.
+    std::fs::remove_file(&logs).unwrap();
     scene.hurry().await;
     scene.press.ends_well().await;
     assert_eq!(scene.press.outcomes(&drv).await, ["succeeded"]);

@@ -160,6 +160,138 @@ async fn an_input_whose_contents_the_bucket_lost_is_built_again() {
     }
 }
 
+/// Of two that do not come the one is built again that the cache has lost, and not the one that refers to it.
+async fn the_lost_one_is_named(version: Version, narinfo_too: bool) {
+    let scene = Scene::start().await;
+    let base = Expression::new("base", "mkdir $out; echo base >$out/file");
+    // Whether the one is looked at before the other is up to their hashes.
+    let middles: Vec<Expression> = (0..3)
+        .map(|number| Expression::new(&format!("middle-{number}"), "ln -s $base $out").input("base", &base))
+        .collect();
+    for middle in &middles {
+        publish(&scene, shared_nix(), middle).await;
+    }
+    lose(&scene, &paths_of(&base)[0], narinfo_too).await;
+    let top = middles.iter().enumerate().fold(
+        Expression::new("top", "cat $middle_0/file $middle_1/file $middle_2/file >$out"),
+        |top, (number, middle)| top.input(&format!("middle_{number}"), middle),
+    );
+    let drv = scene.want(&[&top]).await.remove(0);
+    let builder = scene.builder(&scene.nix(version), "one").await;
+    scene.press.ends_well().await;
+    // It may come again before the lost one is there, which costs it nothing.
+    let history = scene.press.history().await;
+    let missed: Vec<_> = history.iter().filter(|(_, outcome, _)| outcome == "input_missing").collect();
+    let named = missed.iter().all(|(_, _, path)| path.as_ref().is_some_and(|path| path.ends_with("-base")));
+    assert!(named && !missed.is_empty(), "{version:?}: {history:#?}");
+    assert!(scene.press.outcomes(&drv).await.iter().all(|outcome| outcome != "network"), "{history:#?}");
+    builder.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_input_of_an_input_that_the_bucket_lost_is_built_again() {
+    for version in Version::ALL {
+        the_lost_one_is_named(version, true).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_input_of_an_input_whose_contents_the_bucket_lost_is_built_again() {
+    for version in Version::ALL {
+        the_lost_one_is_named(version, false).await;
+    }
+}
+
+/// A node whose Nix takes nothing from the cache fails with these words, and another goes on.
+async fn goes_on_elsewhere(version: Version, settings: &str, outcomes: &[&str], words: &[&str]) {
+    let scene = Scene::start().await;
+    let base = random("base");
+    publish(&scene, shared_nix(), &base).await;
+    let drv = scene.want(&[&top_of(&base)]).await.remove(0);
+    let one = scene.builder(&scene.nix_with(version, settings), "one").await;
+    eventually("attempts end", || async {
+        scene.hurry().await;
+        scene.press.outcomes(&drv).await.len() >= outcomes.len()
+    })
+    .await;
+    let history = scene.press.history().await;
+    assert_eq!(scene.press.outcomes(&drv).await, outcomes, "{version:?}: {history:#?}");
+    one.stop().await;
+    let message = history.into_iter().next_back().and_then(|(_, _, message)| message).unwrap();
+    for words in words {
+        assert!(message.contains(words), "{version:?}: {message}");
+    }
+    let two = scene.builder(&scene.nix(Version::New), "two").await;
+    scene.hurry().await;
+    scene.press.ends_well().await;
+    assert_eq!(scene.press.outcomes(&drv).await.last().unwrap(), "succeeded");
+    two.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_does_not_trust_the_caches_key_says_so() {
+    let settings = "trusted-public-keys = cache.nixos.org-1:6NCHdD59X431o0gWypbMrAURkbJ16ZPMQFGspcDShjY=\n";
+    let words = ["not signed by any of the keys in 'trusted-public-keys'"];
+    for version in Version::ALL {
+        goes_on_elsewhere(version, settings, &["network"], &words).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_does_not_ask_the_cache_says_so_in_the_end() {
+    let outcomes = ["input_missing", "input_missing", "input_missing", "network"];
+    let words = ["looked for 4 times on this node", "substituters, trusted-public-keys and netrc-file"];
+    goes_on_elsewhere(Version::New, "substituters =\n", &outcomes, &words).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_input_with_other_contents_than_its_narinfo_says_is_told() {
+    for version in Version::ALL {
+        let scene = Scene::start().await;
+        let (base, other) = (random("base"), random("other"));
+        for expression in [&base, &other] {
+            publish(&scene, shared_nix(), expression).await;
+        }
+        let [from, to] = [&other, &base]
+            .map(|expression| layout::narinfo(&store_path::parse(&paths_of(expression)[0]).unwrap()));
+        let url = async |key| {
+            let info = harmonia_nix::narinfo::parse(&scene.press.object(key).await).unwrap();
+            info.url().to_owned()
+        };
+        let (from, to) = (url(&from).await, url(&to).await);
+        let body = scene.press.object(&from).await;
+        let (client, bucket) = (scene.press.s3.client(), &scene.press.s3.bucket);
+        client.put_object().bucket(bucket).key(to).body(body.into()).send().await.unwrap();
+        let drv = scene.want(&[&top_of(&base)]).await.remove(0);
+        let builder = scene.builder(&scene.nix(version), "one").await;
+        assert_eq!(scene.after_attempts(&drv, 1).await, ["network"], "{version:?}");
+        let message = scene.press.history().await.into_iter().next_back().and_then(|end| end.2).unwrap();
+        assert!(message.contains("hash mismatch importing path"), "{version:?}: {message}");
+        builder.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_input_that_the_queue_does_not_know_fails_with_a_sentence() {
+    let scene = Scene::start().await;
+    let base = random("base");
+    publish(&scene, shared_nix(), &base).await;
+    lose(&scene, &paths_of(&base)[0], true).await;
+    let refuses = "CREATE OR REPLACE FUNCTION ci.input_missing(p_session bigint, p_secret text, p_job bigint, \
+                   p_attempt bigint, p_path text) RETURNS bool LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN \
+                   PERFORM ci.refuse('HC002', format('%s is no input of job %s', p_path, p_job)); END $$";
+    scene.press.farm.database.execute(refuses).await;
+    let drv = scene.want(&[&top_of(&base)]).await.remove(0);
+    let builder = scene.builder(&scene.nix(Version::New), "one").await;
+    assert_eq!(scene.after_attempts(&drv, 1).await, ["network"]);
+    let message = scene.press.history().await.into_iter().next_back().and_then(|end| end.2).unwrap();
+    assert!(
+        message.contains("-base cannot be had here") && message.contains("is no input of job"),
+        "{message}"
+    );
+    builder.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_store_remembers_of_the_cache_does_not_hide_what_was_published_since() {
     for version in Version::ALL {

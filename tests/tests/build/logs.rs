@@ -3,8 +3,10 @@
 use harmonia_builder::BuilderError;
 use harmonia_nix::store_path;
 use harmonia_service::layout;
+use harmonia_signer::Signer;
 use harmonia_tests::eventually;
 use harmonia_tests::nixes::{Expression, Version};
+use harmonia_tests::press::shared_nix;
 use harmonia_tests::yard::{RunningBuilder, WAIT};
 
 use crate::stage::{Scene, unchanged};
@@ -83,6 +85,45 @@ async fn the_log_of_what_cannot_be_uploaded_is_what_it_printed() {
     let deep = format!("echo this goes deep; mkdir -p $out/{}", "d/".repeat(70));
     let log = log_of(Version::Old, &Expression::new("deep", &deep), "failed").await;
     assert_eq!(String::from_utf8_lossy(&log), "this goes deep\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_there_already_keeps_the_log_of_its_build() {
+    for version in Version::ALL {
+        let (scene, signer) = Scene::new().await;
+        let talkative = Expression::new("talkative", "echo one; echo >$out");
+        let drv = scene.queue_one(&signer, &talkative).await;
+        let builder = scene.builder(version, "one", unchanged).await;
+        scene.press.ends_well().await;
+        let control = Signer::connect(&scene.press.signer_settings().await).await.expect("a signer");
+        let path = shared_nix().run("nix-store", &["--query", "--outputs", &drv]);
+        control.forget(&[path], None).await.expect("it is forgotten");
+        scene.press.farm.settle().await;
+        scene.press.ends_well().await;
+        assert_eq!(scene.press.outcomes(&drv).await, ["succeeded"; 2], "{version:?}");
+        let drv = store_path::parse(&drv).expect("a path");
+        assert_eq!(read(&scene, &layout::log(&drv)).await, b"one\n", "{version:?}");
+        builder.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_build_that_says_nothing_has_an_empty_log_and_a_failure_has_none() {
+    let (scene, signer) = Scene::new().await;
+    let mut drvs = Vec::new();
+    for (name, script) in [("silent", "echo >$out"), ("broken", "exit 1")] {
+        drvs.push(scene.queue_one(&signer, &Expression::new(name, script)).await);
+    }
+    let builder = scene.builder(Version::New, "one", unchanged).await;
+    let mut kept = Vec::new();
+    for drv in &drvs {
+        scene.end(drv).await;
+        let drv = store_path::parse(drv).expect("a path");
+        kept.push(scene.press.keys(&layout::log(&drv)).await.len());
+        kept.push(scene.press.keys(&format!("log-attempts/{}", drv.to_basename())).await.len());
+    }
+    assert_eq!(kept, [1, 1, 0, 0]);
+    builder.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

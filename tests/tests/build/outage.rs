@@ -56,7 +56,14 @@ async fn what_ends_while_postgresql_is_away_is_told_when_it_is_back() {
     let_in(farm, true).await;
     // It has led for less than a lease, and judges nobody.
     let lead = farm.lead().await;
-    assert_eq!(janitor::reap(&farm.operator, lead.generation).await.expect("reap"), 0);
+    let reaped = loop {
+        match janitor::reap(&farm.operator, lead.generation).await {
+            // A connection of before, which was used less than a second ago and so was not tried first.
+            Err(error) if error.is_transient() => {}
+            other => break other.expect("reap"),
+        }
+    };
+    assert_eq!(reaped, 0);
     assert_eq!(scene.end(&drvs[0]).await.state, "succeeded");
     assert_eq!(scene.end(&drvs[2]).await.failure.as_deref(), Some("build_error"));
     scene.gates.open("goes-on");

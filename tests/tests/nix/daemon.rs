@@ -6,8 +6,8 @@ use std::fs;
 use std::time::Duration;
 
 use harmonia_nix::daemon::{
-    ActivityKind, BasicDerivation, BuildMode, BuildResult, BuildStatus, Connection, Daemon, Error, Field,
-    Garbage, Message, Options, Quiet, Sink, Trust,
+    ActivityKind, BasicDerivation, BuildResult, BuildStatus, Connection, Daemon, Error, Field, Garbage,
+    Message, Options, Quiet, Sink, Trust,
 };
 use harmonia_tests::nixes::{Expression, Nix, Version};
 use nix_derivation::{Derivation, StorePath};
@@ -73,7 +73,7 @@ async fn build(
     (drv, derivation): &(StorePath, BasicDerivation),
     sink: &mut impl Sink,
 ) -> BuildResult {
-    connection.build_derivation(drv, derivation, BuildMode::Normal, LIMIT, sink).await.unwrap()
+    connection.build_derivation(drv, derivation, LIMIT, sink).await.unwrap()
 }
 
 /// Builds to the end and returns the result and the lines of the build's log.
@@ -184,6 +184,27 @@ async fn paths_are_substituted_on_the_way_to_their_validity() {
         let found = connection.query_valid_paths(&wanted, true, LIMIT, &mut Quiet).await.unwrap();
         assert_eq!(found, wanted);
         assert_in_step(&mut connection).await;
+    }
+}
+
+#[tokio::test]
+async fn substituters_say_which_paths_they_have() {
+    for version in Version::ALL {
+        let (cache, substitutable) = binary_cache(version).await;
+        let both = BTreeSet::from([substitutable.clone(), nothing()]);
+        let here = format!("file://{}", cache.path().display());
+        for (settings, expected) in [
+            (format!("substituters = {here}?want-mass-query=true"), BTreeSet::from([substitutable])),
+            // One that does not want to be asked for many at once is not.
+            (format!("substituters = {here}"), BTreeSet::new()),
+            ("substituters =".to_owned(), BTreeSet::new()),
+        ] {
+            let nix = start_with(version, &settings).await;
+            let mut connection = connect(&nix).await;
+            let offered = connection.query_substitutable_paths(&both).await.unwrap();
+            assert_eq!(offered, expected, "{version:?} with {settings}");
+            assert_in_step(&mut connection).await;
+        }
     }
 }
 
@@ -591,12 +612,8 @@ async fn an_operation_beyond_its_limit_closes_its_connection() {
         let mut daemon = Daemon::new(nix.socket(), Options::default());
         let connection = daemon.connection().await.unwrap();
         let limit = Duration::from_millis(500);
-        let error = connection
-            .build_derivation(&drv, &derivation, BuildMode::Normal, limit, &mut Quiet)
-            .await
-            .unwrap_err();
+        let error = connection.build_derivation(&drv, &derivation, limit, &mut Quiet).await.unwrap_err();
         assert!(matches!(error, Error::TimedOut { operation: "BuildDerivation", .. }), "{error}");
-        assert!(!connection.is_usable());
         wait_until(|| async { !runs(&word) }).await;
         assert_in_step(daemon.connection().await.unwrap()).await;
         assert_eq!(daemon.connections(), 2);
@@ -611,7 +628,7 @@ async fn a_build_under_a_dying_daemon_is_lost_and_the_handle_connects_again() {
         let mut daemon = Daemon::new(nix.socket(), Options::default());
         let connection = daemon.connection().await.unwrap();
         let (mut sender, mut receiver) = mpsc::channel(100);
-        let building = connection.build_derivation(&drv, &derivation, BuildMode::Normal, LIMIT, &mut sender);
+        let building = connection.build_derivation(&drv, &derivation, LIMIT, &mut sender);
         let killing = async {
             has_begun(&mut receiver).await;
             nix.kill_daemon();

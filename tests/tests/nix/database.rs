@@ -22,10 +22,9 @@ fn a_built_path_is_known_as_nix_knows_it() {
             let info = &infos[path];
             assert_eq!(info.nar_hash, said("--hash", text).parse().unwrap());
             assert_eq!(info.nar_size.to_string(), said("--size", text));
-            assert_eq!(info.deriver.as_ref().map(StorePath::to_string), Some(said("--deriver", text)));
             let references: BTreeSet<String> = info.references.iter().map(StorePath::to_string).collect();
             assert_eq!(references, said("--references", text).lines().map(str::to_owned).collect());
-            assert!(info.ultimate && info.registered > 1_500_000_000 && info.ca.is_none());
+            assert!(info.ca.is_none());
         }
     }
 }

@@ -26,7 +26,7 @@ fn publish(nix: &Nix, path: &str, cache: &Path, keys: &[SecretKey]) {
             nar_hash: info.nar_hash,
             nar_size: info.nar_size,
             references: info.references,
-            deriver: info.deriver,
+            deriver: None,
             ca: info.ca.map(|ca| ca.parse().unwrap()),
             url,
             file_hash: Sha256::of(&file),

@@ -28,8 +28,8 @@ pub enum Step {
     Write(Vec<u8>),
 }
 
-/// Reads the next step as a daemon of that minor version writes it.
-pub async fn read<R: Input>(input: &mut R, minor: u8) -> Result<Step> {
+/// Reads the next step. All minor versions that are spoken here write it alike.
+pub async fn read<R: Input>(input: &mut R) -> Result<Step> {
     let mut room = MAX_TEXT;
     Ok(match number(input).await? {
         NEXT => Step::Message(Message::Log(text(input, &mut room).await?)),
@@ -48,13 +48,7 @@ pub async fn read<R: Input>(input: &mut R, minor: u8) -> Result<Step> {
             fields: fields(input, &mut room).await?,
         }),
         LAST => Step::Last,
-        ERROR if minor >= 26 => Step::Failed(error(input, &mut room).await?),
-        ERROR => Step::Failed(DaemonError {
-            level: 0,
-            message: sentence(input, &mut room).await?,
-            status: number(input).await?,
-            traces: Vec::new(),
-        }),
+        ERROR => Step::Failed(error(input, &mut room).await?),
         READ => Step::Read(number(input).await?),
         WRITE => Step::Write(text(input, &mut room).await?),
         other => return Err(Error::unexpected("a message", format_args!("{other:#x}"))),
@@ -62,8 +56,8 @@ pub async fn read<R: Input>(input: &mut R, minor: u8) -> Result<Step> {
 }
 
 /// Reads a step from the front of `bytes`.
-pub fn parse(bytes: &mut &[u8], minor: u8) -> Result<Step> {
-    super::ready(read(bytes, minor))
+pub fn parse(bytes: &mut &[u8]) -> Result<Step> {
+    super::ready(read(bytes))
 }
 
 async fn fields<R: Input>(input: &mut R, room: &mut usize) -> Result<Vec<Field>> {

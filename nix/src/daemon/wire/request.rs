@@ -22,6 +22,8 @@ pub enum Op {
     CollectGarbage = 20,
     /// Which of the given paths are valid.
     QueryValidPaths = 31,
+    /// Which of the given paths substituters have.
+    QuerySubstitutablePaths = 32,
     /// Build a derivation that is given by value.
     BuildDerivation = 36,
 }
@@ -38,6 +40,7 @@ impl Op {
             Self::SetOptions => "SetOptions",
             Self::CollectGarbage => "CollectGarbage",
             Self::QueryValidPaths => "QueryValidPaths",
+            Self::QuerySubstitutablePaths => "QuerySubstitutablePaths",
             Self::BuildDerivation => "BuildDerivation",
         }
     }
