@@ -218,14 +218,41 @@ BEGIN
   RETURN QUERY SELECT j, false FROM unnest(v_jobs) j;
 END $$;
 
+-- An accepted result that no signer can publish before a person has done something, which the sentence says. What it would have made
+-- of its paths is forgotten, so that a later build is not measured by it. False: it is not accepted any more, or its builder, or
+-- whoever ends it, has it at this moment: whoever finds it next gives it up.
+CREATE FUNCTION ci.give_up(p_job bigint, p_attempt bigint, p_error text) RETURNS bool
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE v_running ci.running; v_kind ci.failure_kind; v_gone text[];
+BEGIN
+  SELECT * INTO v_running FROM ci.running r
+  WHERE r.job_id = p_job
+    AND r.attempt = p_attempt                                                               -- fence: give_up_attempt
+    AND r.phase = 'accepted'                                                                -- fence: give_up_accepted
+  FOR UPDATE SKIP LOCKED;                                                                   -- lock: give_up_running
+  IF NOT FOUND THEN RETURN false; END IF;
+  WITH gone AS (DELETE FROM ci.canonical c WHERE c.path = ANY (ARRAY(SELECT o.path FROM ci.output o WHERE o.job_id = p_job))
+                  AND c.attempt = p_attempt                                                 -- fence: give_up_own
+                RETURNING c.path)
+  SELECT array_agg(path) INTO v_gone FROM gone;
+  -- Another that was accepted with the same record has none any more, as if it had not been shown.
+  UPDATE ci.running r SET phase = 'uploading' WHERE r.phase = 'accepted' AND r.job_id <> p_job
+    AND r.job_id IN (SELECT o.job_id FROM ci.output o WHERE o.path = ANY (v_gone));
+  UPDATE ci.output SET path = NULL, realised = false WHERE job_id = p_job AND realised;
+  SELECT * INTO v_kind FROM ci.failure_kind WHERE kind = 'not_published';
+  PERFORM ci.fail_attempts(ARRAY[p_job], v_running.node_id, v_kind, left(p_error, 2000));
+  RETURN true;
+END $$;
+
 CREATE FUNCTION ci.missing_reports() RETURNS SETOF ci.missing
   LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$ SELECT * FROM ci.missing ORDER BY reported_at LIMIT 1000 $$;
 
 -- A signer has looked. Gone: its producers build again, or, for what no derivation makes, the waiting jobs fail with a
--- sentence. There after all: they simply go on.
+-- sentence. There after all: they go on elsewhere if they can, for it may be the node that does not get what everybody else does;
+-- that is an interruption, of which ten are an end.
 CREATE FUNCTION ci.settle_missing(p_path text, p_gone bool) RETURNS int
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE v_waiting bigint[]; v_count int := 0;
+DECLARE v_waiting bigint[]; v_count int := 0; v_missed record;
 BEGIN
   PERFORM FROM ci.resolver FOR UPDATE;                                                      -- lock: settle_resolver
   WITH told AS (DELETE FROM ci.missing WHERE path = p_path RETURNING job_id) SELECT array_agg(job_id) INTO v_waiting FROM told;
@@ -234,6 +261,20 @@ BEGIN
     IF v_count = 0 AND NOT EXISTS (SELECT FROM ci.output o JOIN ci.aterm a ON a.job_id = o.job_id WHERE o.path = p_path) THEN
       PERFORM ci.retire(v_waiting, 'failed', 'source_lost', format('%s is gone from the cache and no derivation of ours makes it: evaluate again', p_path));
     END IF;
+  ELSE
+    FOR v_missed IN
+      UPDATE ci.job j SET interruptions = j.interruptions + 1, avoid = n.id
+      FROM unnest(v_waiting) m CROSS JOIN LATERAL (
+        SELECT d.id, d.name FROM ci.attempt a JOIN ci.session s ON s.id = a.session_id JOIN ci.node d ON d.id = s.node_id
+        WHERE a.job_id = m AND a.outcome = 'input_missing' ORDER BY a.id DESC LIMIT 1) n
+      WHERE j.id = m RETURNING j.id, j.interruptions, n.name
+    LOOP
+      IF v_missed.interruptions >= 10 THEN
+        PERFORM ci.retire(ARRAY[v_missed.id], 'failed', 'interrupted', format('interrupted 10 times without an end, the last time because node %s '
+          'could not fetch its input %s, which is in the cache: look on that node whether its Nix trusts the key of the cache '
+          '(trusted-public-keys) and reaches it', v_missed.name, p_path));
+      END IF;
+    END LOOP;
   END IF;
   INSERT INTO ci.event (kind, subject) SELECT 'e', unnest(v_waiting);                       -- event: settled_is_judged
   RETURN v_count;
@@ -247,17 +288,26 @@ BEGIN
     SELECT j.id FROM ci.job j WHERE j.id IN (SELECT o.job_id FROM ci.output o WHERE o.path = ANY (p_paths))
       AND j.state IN ('succeeded', 'cached') AND EXISTS (SELECT FROM ci.aterm a WHERE a.job_id = j.id) ORDER BY j.id FOR NO KEY UPDATE) x;    -- lock: unpublish_jobs
   IF v_makers IS NULL THEN RETURN 0; END IF;
-  DELETE FROM ci.canonical c WHERE c.path = ANY (p_paths) OR c.path IN (SELECT o.path FROM ci.output o WHERE o.job_id = ANY (v_makers));
+  -- One list, or all of the table would be read under the caller's locks.
+  DELETE FROM ci.canonical c WHERE c.path = ANY (p_paths || ARRAY(SELECT o.path FROM ci.output o WHERE o.job_id = ANY (v_makers)));
   -- Wanted by nobody: it stays as it is, and is built when somebody wants it.
   PERFORM ci.reopen(ARRAY(SELECT m FROM unnest(v_makers) m WHERE ci.wanted(m)));
   UPDATE ci.job SET state = 'cancelled', error = 'its outputs were removed from the cache' WHERE id = ANY (v_makers) AND NOT ci.wanted(id);
   RETURN cardinality(v_makers);
 END $$;
 
--- What forgetting would take: to be removed from the bucket before it is forgotten here.
+-- What forgetting would take, with all that was made together: to be removed from the bucket before it is forgotten here. By node every record is looked at once,
+-- without a lock that anybody waits for: that is rare, and an index would cost every result something.
 CREATE FUNCTION ci.to_forget(p_paths text[], p_node int DEFAULT NULL) RETURNS SETOF text
   LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-  SELECT path FROM ci.canonical WHERE path = ANY (p_paths) OR node_id = p_node
+  WITH RECURSIVE named (path) AS (
+    SELECT c.path FROM ci.canonical c WHERE c.path = ANY (p_paths)
+    UNION SELECT c.path FROM ci.canonical c WHERE p_node IS NOT NULL AND c.node_id = p_node),
+  going (path) AS (
+    SELECT path FROM named
+    -- The other outputs of whoever makes it, and so on where several derivations make one path.
+    UNION SELECT c.path FROM going g JOIN ci.output o ON o.path = g.path JOIN ci.output s ON s.job_id = o.job_id JOIN ci.canonical c ON c.path = s.path)
+  SELECT path FROM going
 $$;
 
 -- Nodes by name, or by pool/name.
@@ -275,12 +325,14 @@ CREATE FUNCTION ci.published(p_after text, p_rows int)
   WHERE c.path > p_after AND c.file_hash IS NOT NULL ORDER BY c.path LIMIT p_rows
 $$;
 
--- `harmonia-ci cache forget`: these paths, or all that a node built. The caller has removed the objects.
+-- `harmonia-ci cache forget`: these paths, or all that a node built. The caller has removed the objects of what ci.to_forget answered,
+-- and names that: what was recorded since is not forgotten.
 CREATE FUNCTION ci.forget(p_paths text[], p_node int DEFAULT NULL) RETURNS SETOF text
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE v_paths text[];
 BEGIN
-  v_paths := ARRAY(SELECT path FROM ci.canonical WHERE path = ANY (p_paths) OR node_id = p_node);
+  v_paths := ARRAY(SELECT c.path FROM ci.canonical c WHERE c.path = ANY (p_paths)
+                   UNION SELECT c.path FROM ci.canonical c WHERE p_node IS NOT NULL AND c.node_id = p_node);
   -- Accepted but not yet published: as if it had not been shown. Its builder shows it again, or its lease ends.
   WITH back AS (UPDATE ci.running r SET phase = 'uploading' WHERE r.phase = 'accepted'
                   AND r.job_id IN (SELECT o.job_id FROM ci.output o WHERE o.path = ANY (v_paths)) RETURNING r.job_id)

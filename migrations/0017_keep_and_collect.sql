@@ -23,9 +23,19 @@ CREATE FUNCTION ci.is_unexplored(s ci.project_source) RETURNS bool LANGUAGE sql 
          ELSE NOT EXISTS (SELECT FROM ci.comparison c WHERE c.project_id = s.project_id AND c.first_at IS NOT NULL) END
 $$;
 
+-- Is it what was pushed, or that once more, of the commit at which its branch, or pull request, is: also if that was set back to it.
+CREATE FUNCTION ci.is_of_head(e ci.evaluation) RETURNS bool LANGUAGE sql STABLE AS $$
+  SELECT (e.pushed OR e.repeats IS NOT NULL)
+     AND (EXISTS (SELECT FROM ci.head h WHERE h.project_id = e.project_id AND h.branch = e.branch AND h.commit_id = e.commit_id)
+          OR EXISTS (SELECT FROM ci.pull_request r WHERE r.project_id = e.project_id AND r.number = e.pull_request AND r.commit_id = e.commit_id))
+     AND NOT EXISTS (SELECT FROM ci.evaluation l WHERE l.project_id = e.project_id AND l.branch = e.branch AND l.commit_id = e.commit_id
+                     AND l.id > e.id AND l.state = 'complete' AND (l.pushed OR l.repeats IS NOT NULL))
+$$;
+
 -- Is it the last word on a branch? What was pushed, or that once more, is it only as long as the branch, or the pull request, is there.
 CREATE FUNCTION ci.is_last(e ci.evaluation) RETURNS bool LANGUAGE sql STABLE AS $$
-  SELECT NOT EXISTS (SELECT FROM ci.evaluation l WHERE l.project_id = e.project_id AND l.branch = e.branch AND l.id > e.id AND l.state = 'complete')
+  SELECT (NOT EXISTS (SELECT FROM ci.evaluation l WHERE l.project_id = e.project_id AND l.branch = e.branch AND l.id > e.id AND l.state = 'complete')
+          OR ci.is_of_head(e))                                                              -- fence: head_is_last
      AND NOT EXISTS (SELECT FROM ci.evaluation l WHERE l.project_id = e.project_id AND l.branch IS NULL AND e.branch IS NULL AND l.id > e.id AND l.state = 'complete')
      AND (NOT e.pushed AND e.repeats IS NULL
           OR EXISTS (SELECT FROM ci.head h WHERE h.project_id = e.project_id AND h.branch = e.branch)
@@ -145,6 +155,14 @@ BEGIN
   END IF;
   RETURN ARRAY(SELECT c.path FROM ci.condemned c WHERE c.path = ANY (p_paths)
     AND (c.buried_at IS NULL OR c.buried_at > ci.clock() - ci.sweep_lease()));
+END $$;
+
+-- Of paths that an evaluation is about to name, those that are there: they are spared as of now, for its texts come later.
+CREATE FUNCTION ci.keep_published(p_paths text[]) RETURNS SETOF text
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM ci.keep(p_paths, '{}');
+  RETURN QUERY SELECT c.path FROM ci.canonical c WHERE c.path = ANY (p_paths) AND c.file_hash IS NOT NULL;
 END $$;
 
 -- Reads texts for the sources they name, p_rows at a time; 0: all were read. Numbers are handed out in order and committed in
@@ -399,7 +417,7 @@ DECLARE v_grant record; v_function regprocedure; v_setting text;
 BEGIN
   FOR v_grant IN SELECT * FROM (VALUES
     ('harmonia_frontend', ARRAY['pin']),
-    ('harmonia_signer', ARRAY['begin_sweep', 'sweep_state', 'end_sweep', 'read_sources', 'plan_candidates', 'plan_references', 'plan_confirm', 'condemn', 'unburied',
+    ('harmonia_signer', ARRAY['keep_published', 'begin_sweep', 'sweep_state', 'end_sweep', 'read_sources', 'plan_candidates', 'plan_references', 'plan_confirm', 'condemn', 'unburied',
                               'bury', 'would_sweep', 'marked', 'known_hashes', 'known_derivations', 'known_paths', 'begin_resync',
                               'makers', 'adopt', 'advance_attempts'])) x (role, names) LOOP
     EXECUTE (SELECT string_agg(format('GRANT EXECUTE ON FUNCTION %s TO %s', p.oid::regprocedure, v_grant.role), '; ')
@@ -408,7 +426,7 @@ BEGIN
   GRANT SELECT ON ci.sweep, ci.dying, ci.condemned TO harmonia_operator, harmonia_frontend;
   -- As in the migration before the last: a plan made on empty tables must not read full ones from end to end.
   FOR v_function IN SELECT p.oid::regprocedure FROM pg_proc p WHERE p.pronamespace = 'ci'::regnamespace AND p.proname IN
-      ('read_sources', 'plan_candidates', 'plan_confirm', 'condemn', 'known_hashes', 'known_derivations', 'known_paths',
+      ('keep_published', 'read_sources', 'plan_candidates', 'plan_confirm', 'condemn', 'known_hashes', 'known_derivations', 'known_paths',
        'makers', 'adopt') LOOP
     FOREACH v_setting IN ARRAY ARRAY['enable_seqscan = off', 'enable_hashjoin = off', 'enable_mergejoin = off', 'enable_bitmapscan = off',
                                      'plan_cache_mode = force_generic_plan'] LOOP

@@ -17,8 +17,6 @@ const BUCKET: &str = "bucket";
 /// bucket, so that taking one out of service later would help nobody, and what is in memory can still be answered.
 pub const CONDITIONS: [&str; 2] = [DATABASE, BUCKET];
 
-/// Nothing is here. A key that may list the bucket hears 404, any other 403, and would for every path that is missing.
-const ABSENT: &str = "probe/absent";
 /// Until it is ready it looks this often.
 const RETRY: Duration = Duration::from_secs(1);
 /// A database that does not answer by then is away.
@@ -75,9 +73,7 @@ impl Registration {
 
     async fn find_bucket(&self) {
         loop {
-            let state = self.bucket.head(ABSENT).await.map(drop).map_err(|error| {
-                format!("{}; the key must be allowed to read and to list the bucket", sentence(&error))
-            });
+            let state = self.bucket.unreadable().await.map_or(Ok(()), Err);
             if self.met(BUCKET, state).await {
                 return;
             }

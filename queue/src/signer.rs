@@ -223,6 +223,11 @@ pub async fn check_evaluation(db: &Db, evaluation: i64, secret: &str) -> Result<
     db.value(sqlx::query("SELECT ci.check_evaluation($1, $2)").bind(evaluation).bind(secret)).await
 }
 
+/// Of paths that an evaluation is about to name, those that are on record and in the bucket. No sweep takes them that has not begun.
+pub async fn keep_published(db: &Db, paths: &[String]) -> Result<Vec<String>> {
+    db.column(sqlx::query("SELECT ci.keep_published($1)").bind(paths)).await
+}
+
 /// Sources that are in the bucket now; answers what each path is. Nothing: the evaluation is not being written.
 pub async fn accept_sources(
     db: &Db,
@@ -354,6 +359,13 @@ pub async fn finish(db: &Db, fences: &[Fence]) -> Result<Finished> {
     Ok(finished)
 }
 
+/// An accepted result cannot be published before a person has done something, as `sentence` says: its job fails, and what it would
+/// have made of its paths is forgotten. False: it is not accepted any more, or somebody keeps it locked.
+pub async fn give_up(db: &Db, fence: Fence, sentence: &str) -> Result<bool> {
+    let query = sqlx::query("SELECT ci.give_up($1, $2, $3)").bind(fence.job).bind(fence.attempt);
+    db.value(query.bind(sentence)).await
+}
+
 /// Accepted results whose signer went away before it finished them.
 pub async fn unpublished(db: &Db, older_than: Duration) -> Result<Vec<Unpublished>> {
     let query = sqlx::query("SELECT * FROM ci.unpublished(make_interval(secs => $1))");
@@ -413,12 +425,12 @@ pub async fn nodes_named(db: &Db, name: &str) -> Result<Vec<i32>> {
     db.column(sqlx::query("SELECT ci.nodes_named($1)").bind(name)).await
 }
 
-/// What [`forget`] would forget: to be removed from the bucket first.
+/// What is to be forgotten together, with all outputs of whoever makes it: to be removed from the bucket before [`forget`].
 pub async fn to_forget(db: &Db, paths: &[String], built_by: Option<i32>) -> Result<Vec<String>> {
     db.column(sqlx::query("SELECT ci.to_forget($1, $2)").bind(paths).bind(built_by)).await
 }
 
-/// Forgets what paths are, or all that a node built, and reopens their makers. Answers the paths.
+/// Forgets what these paths are, or all that a node built, and reopens their makers. Answers those that were on record.
 pub async fn forget(db: &Db, paths: &[String], built_by: Option<i32>) -> Result<Vec<String>> {
     db.column(sqlx::query("SELECT ci.forget($1, $2)").bind(paths).bind(built_by)).await
 }

@@ -17,6 +17,7 @@ use axum::body::Bytes;
 use futures::stream::{self, BoxStream, StreamExt};
 use harmonia_nix::Sha256;
 
+pub(crate) use connect::place;
 pub use error::BucketError;
 use error::fault;
 
@@ -30,6 +31,8 @@ pub struct Bucket {
     /// As others reach it who are sent there by a frontend.
     outside: Client,
     name: String,
+    /// Where it is, in a word without secrets.
+    server: String,
 }
 
 /// What is stored under a key.
@@ -338,7 +341,8 @@ impl Bucket {
             .key(key)
             .upload_id(upload)
             .if_none_match("*");
-        written(request.multipart_upload(parts).send().await.map_err(fault("complete", key)))
+        let request = request.multipart_upload(parts).customize().config_override(connect::patient());
+        written(request.send().await.map_err(fault("complete", key)))
     }
 
     /// Drops an upload in parts.

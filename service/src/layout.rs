@@ -79,6 +79,7 @@ pub enum Object<'a> {
 /// Reads a key: the reverse of the functions above.
 pub fn read(key: &str) -> Object<'_> {
     let is_hash = |text: &str| text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    let is_derivation = |name: &str| name.ends_with(".drv");
     let object = match key.split_once('/') {
         None => match key.rsplit_once('.') {
             Some((hash, "narinfo")) if is_hash(hash) => Some(Object::NarInfo(hash)),
@@ -93,9 +94,11 @@ pub fn read(key: &str) -> Object<'_> {
             let parts = name.strip_suffix(".ls").and_then(|name| name.split_once('-'));
             parts.and_then(|(hash, attempt)| Some(Object::ListingOfAttempt(hash, attempt.parse().ok()?)))
         }
-        Some(("log", drv)) => Some(Object::Log(drv)),
+        // The embedded server cuts long keys: what is left of one does not tell the derivation, which may well be known.
+        Some(("log", drv)) => is_derivation(drv).then_some(Object::Log(drv)),
         Some(("log-attempts", name)) => name
             .rsplit_once('.')
+            .filter(|(drv, _)| is_derivation(drv))
             .and_then(|(drv, attempt)| Some(Object::LogOfAttempt(drv, attempt.parse().ok()?))),
         Some(("build-trace-v2", name)) => name.split_once('/').map(|(drv, _)| Object::Trace(drv)),
         Some(("realisations", _)) => Some(Object::Realisation),
@@ -130,6 +133,16 @@ mod tests {
         assert_eq!(read(&format!("build-trace-v2/{name}/out.doi")), Object::Trace(name));
         assert_eq!(read("realisations/sha256:00!out.doi"), Object::Realisation);
         assert_eq!(read("probe/0"), Object::Probe);
+    }
+
+    #[test]
+    fn a_key_that_was_cut_is_nothing_of_ours() {
+        let cut = format!("7h7qgvs4kgzsn8a6rb273saxyqh4jxlz-{}~{}", "x".repeat(43), "0".repeat(64));
+        for prefix in ["log", "log-attempts"] {
+            assert_eq!(read(&format!("{prefix}/{cut}")), Object::Other);
+        }
+        // A name with a dot, as if what follows were the number of an attempt.
+        assert_eq!(read("log-attempts/7h7qgvs4kgzsn8a6rb273saxyqh4jxlz-a-1.0"), Object::Other);
     }
 
     #[test]

@@ -3,12 +3,14 @@
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use axum::Router;
 use axum::serve::ListenerExt;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
+use tokio::time::sleep;
 
 use crate::settings::{Settings, SettingsError};
 use crate::supervised::orphaned;
@@ -63,7 +65,11 @@ pub fn own_url(settings: &Settings, bound: SocketAddr) -> Result<String, Setting
     }
 }
 
-/// Answers until `stop` ends and the requests that came before it are answered.
+/// Whoever was stopped answers for so long what came before: a download, or a stream of events, may never end. Less than any role's
+/// grace, with what it still has to say to others. A request that is cut is made again by whoever made it.
+const LINGER: Duration = Duration::from_secs(5);
+
+/// Answers until `stop` ends and the requests that came before it are answered, or have had their time.
 pub async fn serve(
     listener: TcpListener,
     router: Router,
@@ -73,5 +79,62 @@ pub async fn serve(
     let listener = listener.tap_io(|stream| {
         let _ = stream.set_nodelay(true);
     });
-    axum::serve(listener, router).with_graceful_shutdown(stop).await
+    let (stopped, lingering) = oneshot::channel();
+    let stop = async move {
+        stop.await;
+        // Whoever counts the time may be gone.
+        let _ = stopped.send(());
+    };
+    let over = async {
+        match lingering.await {
+            Ok(()) => sleep(LINGER).await,
+            // Nobody will stop it.
+            Err(_) => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        served = axum::serve(listener, router).with_graceful_shutdown(stop) => served,
+        () = over => {
+            tracing::warn!("requests that did not end are cut");
+            Ok(())
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use axum::body::{Body, Bytes};
+    use axum::routing::get;
+    use futures::{StreamExt, stream};
+    use tokio::time::Instant;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_answer_that_never_ends_is_cut_some_seconds_after_the_stop() {
+        let endless = || async {
+            let first = stream::once(async { Ok::<_, io::Error>(Bytes::from_static(b"begun")) });
+            Body::from_stream(first.chain(stream::pending()))
+        };
+        let (listener, address) = bind("127.0.0.1:0").await.unwrap();
+        let (told, stop) = oneshot::channel::<()>();
+        let router = Router::new().route("/", get(endless));
+        let served = tokio::spawn(serve(listener, router, async { drop(stop.await) }));
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let mut answer = reqwest::get(format!("http://{address}/")).await.unwrap();
+        assert_eq!(answer.chunk().await.unwrap().unwrap(), "begun");
+        let begun = Instant::now();
+        told.send(()).unwrap();
+        served.await.unwrap().unwrap();
+        assert!(begun.elapsed() >= LINGER && begun.elapsed() < 3 * LINGER, "{:?}", begun.elapsed());
+    }
+
+    #[tokio::test]
+    async fn without_requests_it_ends_at_once() {
+        let (listener, _) = bind("127.0.0.1:0").await.unwrap();
+        let begun = Instant::now();
+        serve(listener, Router::new(), async {}).await.unwrap();
+        assert!(begun.elapsed() < LINGER, "{:?}", begun.elapsed());
+    }
 }

@@ -106,7 +106,7 @@ pub const KNOWN: &[(&str, bool, &str)] = &[
     (
         "eval_user",
         false,
-        "the first of as many users as there are eval_workers, as which evaluations run if the evaluator is root",
+        "the first of one user more than there are eval_workers, as which evaluations run if the evaluator is root",
     ),
     (
         "eval_sandbox",

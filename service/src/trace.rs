@@ -6,13 +6,14 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use reqwest::{Client, Url};
+use reqwest::{Client, Response, Url};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout};
 use uuid::Uuid;
 
+use crate::bucket::place;
 use crate::sentence::sentence;
 use crate::settings::{Settings, SettingsError};
 
@@ -197,7 +198,12 @@ async fn export(mut words: mpsc::Receiver<Word>, http: Client, url: Url, resourc
         if !spans.is_empty() {
             let sent = post(&http, &url, &resource, spans).await;
             if let (Err(error), false) = (&sent, away) {
-                tracing::warn!(error = sentence(error), %url, "traces are lost: the collector does not take them");
+                let collector = place(url.as_str());
+                tracing::warn!(
+                    error = sentence(error),
+                    collector,
+                    "traces are lost: the collector does not take them"
+                );
             }
             away = sent.is_err();
         }
@@ -214,7 +220,8 @@ async fn export(mut words: mpsc::Receiver<Word>, http: Client, url: Url, resourc
 async fn post(http: &Client, url: &Url, resource: &Value, spans: Vec<Value>) -> Result<(), reqwest::Error> {
     let scope = json!({"scope": {"name": "harmonia-ci"}, "spans": spans});
     let body = json!({"resourceSpans": [{"resource": resource, "scopeSpans": [scope]}]});
-    http.post(url.clone()).json(&body).send().await?.error_for_status().map(drop)
+    let answer = http.post(url.clone()).json(&body).send().await.and_then(Response::error_for_status);
+    answer.map(drop).map_err(reqwest::Error::without_url)
 }
 
 fn resource(role: &str, node: Option<&str>) -> Value {

@@ -1,14 +1,17 @@
 //! Unpublishing: a path, or all that a node built.
 
+use std::collections::{BTreeSet, HashSet};
+
 use futures::FutureExt;
 use harmonia_nix::store_path;
-use harmonia_queue::signer;
+use harmonia_queue::{signer, sweep};
 use harmonia_service::layout;
 
 use crate::{Signer, SignerError, side_by_side};
 
 impl Signer {
-    /// Removes narinfos, listings and realisations, forgets the records and reopens whoever makes the paths. Answers the paths.
+    /// Removes narinfos, listings and realisations, forgets the records and reopens whoever makes the paths, with all their outputs.
+    /// Answers the paths.
     ///
     /// First the narinfos: were the records first, a new build would find the old narinfo and could not publish. A crash in
     /// between leaves records without narinfos, which builders report as missing. NARs stay, for downloads under way; the
@@ -25,15 +28,36 @@ impl Signer {
             }
             None => vec![None],
         };
-        let mut forgotten = Vec::new();
+        // Also what is not on record.
+        self.take_back(paths).await?;
+        let mut forgotten = BTreeSet::new();
         for node in nodes {
-            let going = signer::to_forget(&self.db, paths, node).await?;
-            self.remove(paths.iter().chain(&going)).await?;
-            self.unrealise(&[paths, &going].concat()).await?;
-            forgotten.extend(signer::forget(&self.db, paths, node).await?);
+            // Exactly what was taken back is forgotten. What was published meanwhile comes next.
+            loop {
+                let going = signer::to_forget(&self.db, paths, node).await?;
+                if going.is_empty() {
+                    break;
+                }
+                self.take_back(&going).await?;
+                forgotten.extend(signer::forget(&self.db, &going, None).await?);
+            }
         }
         self.resolver.nudge();
-        Ok(forgotten)
+        self.remove_unrecorded(paths.iter().chain(&forgotten)).await?;
+        Ok(forgotten.into_iter().collect())
+    }
+
+    /// Clients find these paths no more, nor what says that they are outputs of anything.
+    pub(crate) async fn take_back(&self, paths: &[String]) -> Result<(), SignerError> {
+        self.remove(paths.iter()).await?;
+        self.unrealise(paths).await
+    }
+
+    /// What a signer was just writing, from a record that it had read before.
+    async fn remove_unrecorded(&self, paths: impl Iterator<Item = &String>) -> Result<(), SignerError> {
+        let paths: Vec<String> = paths.cloned().collect();
+        let known: HashSet<String> = sweep::known_paths(&self.db, &paths).await?.into_iter().collect();
+        self.remove(paths.iter().filter(|path| !known.contains(*path))).await
     }
 
     async fn remove(&self, paths: impl Iterator<Item = &String>) -> Result<(), SignerError> {

@@ -78,6 +78,9 @@ pub enum SignerError {
     /// What the queue has cannot be what it says.
     #[error("the record of {0} is damaged: forget the path, so that it is built again")]
     Record(String),
+    /// Somebody took it back.
+    #[error("{0} was forgotten while it was published")]
+    Forgotten(String),
     /// The bucket knows better.
     #[error(
         "the bucket has a narinfo for {path} with another NAR hash than was recorded: \

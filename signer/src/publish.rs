@@ -1,6 +1,6 @@
 //! From an accepted record to signed narinfos, and to the job's end.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use futures::FutureExt;
 use harmonia_nix::Sha256;
@@ -11,6 +11,7 @@ use harmonia_queue::signer::{Output, Realised, Unpublished};
 use harmonia_queue::{Fence, signer};
 use harmonia_service::bucket::Written;
 use harmonia_service::layout;
+use harmonia_service::sentence::sentence;
 
 use crate::{Signer, SignerError, side_by_side};
 
@@ -23,14 +24,31 @@ impl Signer {
     /// Publishes records and finishes their jobs. Answers what became of each; one that cannot be published stands in
     /// nobody's way.
     pub(crate) async fn publish(&self, records: Vec<Unpublished>) -> Vec<(Fence, Result<(), SignerError>)> {
+        let outputs: HashMap<Fence, Vec<Output>> =
+            records.iter().map(|job| (job.fence, job.outputs.clone())).collect();
         let written =
             records.into_iter().map(|job| async move { (job.fence, self.write(&job).await) }.boxed());
         let mut outcomes = side_by_side(written).await;
+        for (fence, outcome) in &outcomes {
+            if let Err(error @ SignerError::Foreign { .. }) = outcome {
+                self.give_up(*fence, error, outputs.get(fence).map_or(&[], Vec::as_slice)).await;
+            }
+        }
         let done: Vec<Fence> =
             outcomes.iter().filter(|(_, written)| written.is_ok()).map(|(fence, _)| *fence).collect();
         if !done.is_empty() {
             let (reason, unfinished) = match signer::finish(&self.db, &done).await {
-                Ok(finished) => (BUSY.to_owned(), finished.busy),
+                Ok(finished) => {
+                    let silent = |fence: &Fence| {
+                        !finished.jobs.contains(&fence.job) && !finished.busy.contains(&fence.job)
+                    };
+                    for (fence, outcome) in
+                        outcomes.iter_mut().filter(|(fence, done)| done.is_ok() && silent(fence))
+                    {
+                        *outcome = self.withdraw(outputs.get(fence).map_or(&[], Vec::as_slice)).await;
+                    }
+                    (BUSY.to_owned(), finished.busy)
+                }
                 Err(error) => (error.to_string(), done.iter().map(|fence| fence.job).collect()),
             };
             self.resolver.nudge();
@@ -46,6 +64,56 @@ impl Signer {
             }
         }
         outcomes
+    }
+
+    /// What a job that is not accepted any more had published: another signer has finished it, or its record was forgotten while
+    /// its narinfos were written. Then they go, or another build of the paths could not be published.
+    async fn withdraw(&self, outputs: &[Output]) -> Result<(), SignerError> {
+        let wanted: Vec<(String, Option<i64>)> =
+            outputs.iter().map(|output| (output.path.clone(), None)).collect();
+        let recorded = signer::recorded(&self.db, &wanted).await?;
+        let is_recorded = |output: &Output| {
+            recorded.get(&output.path).is_some_and(|known| known.nar_hash.as_ref() == Some(&output.nar_hash))
+        };
+        let forgotten: Vec<&Output> = outputs.iter().filter(|output| !is_recorded(output)).collect();
+        for output in &forgotten {
+            let key = layout::narinfo(&store_path::parse(&output.path)?);
+            let there = self.bucket.get(&key, NARINFO_LIMIT).await?;
+            let there = there.and_then(|there| narinfo::parse(&there).ok());
+            if there.is_some_and(|there| there.nar_hash().digest_as_bytes() == output.nar_hash.as_slice()) {
+                self.bucket.delete(&key).await?;
+            }
+        }
+        match forgotten.first() {
+            None => Ok(()),
+            Some(output) => Err(SignerError::Forgotten(output.path.clone())),
+        }
+    }
+
+    /// Nobody can publish it before a person has looked: it fails with the sentence that says how. What was published of it goes.
+    async fn give_up(&self, fence: Fence, error: &SignerError, outputs: &[Output]) {
+        let sentence = format!("{}; then rebuild it", sentence(error));
+        let failed = match signer::give_up(&self.db, fence, &sentence).await {
+            Ok(given_up) => {
+                tracing::error!(
+                    job = fence.job,
+                    given_up,
+                    error = error as &dyn std::error::Error,
+                    "a result cannot be published"
+                );
+                self.resolver.nudge();
+                match given_up {
+                    true => self.withdraw(outputs).await.err(),
+                    false => None,
+                }
+            }
+            // Whoever looks for unfinished results next tries both again.
+            Err(error) => Some(error.into()),
+        };
+        if let Some(error) = failed.filter(|error| !matches!(error, SignerError::Forgotten(_))) {
+            let error = &error as &dyn std::error::Error;
+            tracing::warn!(job = fence.job, error, "could not give up a result");
+        }
     }
 
     /// Everything of one job that clients see. Listing, log and realisations first: the narinfo makes the path visible.
@@ -88,7 +156,11 @@ impl Signer {
         if self.bucket.put_new(&key, text.clone().into_bytes(), layout::NARINFO).await? == Written::New {
             return Ok(());
         }
-        let there = self.bucket.get(&key, NARINFO_LIMIT).await?.and_then(|there| narinfo::parse(&there).ok());
+        let Some(there) = self.bucket.get(&key, NARINFO_LIMIT).await? else {
+            // Removed since: whoever did that may be about to forget the record, too.
+            return Err(harmonia_queue::Error::WrongState(format!("{key} is being removed")).into());
+        };
+        let there = narinfo::parse(&there).ok();
         let same = there.as_ref().is_some_and(|there| {
             there.store_path() == &record.path && there.nar_hash().digest_as_bytes() == record.nar_hash.0
         });

@@ -70,11 +70,32 @@ impl Signer {
         let mut reports = signer::missing_reports(&self.db).await?;
         reports.dedup_by(|a, b| a.0 == b.0);
         for (path, _) in reports {
-            let gone = self.is_gone(&path).await?;
-            let reopened = signer::settle_missing(&self.db, &path, gone).await?;
-            tracing::info!(path, gone, reopened, "a builder could not find a path");
-            self.resolver.nudge();
+            // One that cannot be looked at stands in nobody's way.
+            if let Err(error) = self.settle_one(&path).await {
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(path, error, "a path that a builder misses cannot be looked at now");
+            }
         }
+        Ok(())
+    }
+
+    async fn settle_one(&self, path: &str) -> Result<(), SignerError> {
+        let gone = self.is_gone(path).await?;
+        if gone {
+            // What was made with it is forgotten with it: were its narinfos left, no other build of it could be published.
+            let going = signer::to_forget(&self.db, &[path.to_owned()], None).await?;
+            match self.take_back(&going).await {
+                // What it was realised as cannot be named any more. Its builders wait all the same.
+                Err(error @ SignerError::Unproven { .. }) => {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::warn!(path, error, "a realisation may be left");
+                }
+                taken => taken?,
+            }
+        }
+        let reopened = signer::settle_missing(&self.db, path, gone).await?;
+        tracing::info!(path, gone, reopened, "a builder could not find a path");
+        self.resolver.nudge();
         Ok(())
     }
 
@@ -99,7 +120,10 @@ impl Signer {
         let before = SystemTime::now().checked_sub(STALE_PARTS).unwrap_or(SystemTime::UNIX_EPOCH);
         for (key, upload) in self.bucket.stale_parts(before).await? {
             tracing::info!(key, "ending an upload that was begun a day ago");
-            self.bucket.abort_parts(&key, &upload).await?;
+            if let Err(error) = self.bucket.abort_parts(&key, &upload).await {
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(key, error, "an upload that was begun a day ago cannot be ended now");
+            }
         }
         Ok(())
     }

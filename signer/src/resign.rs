@@ -8,7 +8,7 @@ use harmonia_nix::key::SecretKey;
 use harmonia_nix::narinfo;
 use harmonia_nix::store_path;
 use harmonia_queue::resign::{self, Resign};
-use harmonia_queue::signer::{self, Published};
+use harmonia_queue::signer::{self, Output, Published};
 use harmonia_service::layout;
 
 use crate::publish::record;
@@ -101,16 +101,30 @@ impl Signer {
         let key = layout::narinfo(&path);
         // Accepted but not yet published: whoever publishes it signs it.
         let Some(there) = self.bucket.get(&key, narinfo::MAX_NARINFO_SIZE).await? else { return Ok(()) };
+        let info = narinfo::parse(&there).ok();
+        // Recorded otherwise since it was read here: whoever publishes that signs it.
+        if info.as_ref().is_some_and(|info| info.nar_hash().digest_as_bytes() != published.output.nar_hash) {
+            return Ok(());
+        }
         let deriver = match &published.drv_path {
             Some(drv) => Some(store_path::parse(drv)?),
             // Its job went with the last evaluation that wanted it.
-            None => narinfo::parse(&there).ok().and_then(|info| info.deriver().cloned()),
+            None => info.and_then(|info| info.deriver().cloned()),
         };
         let text = narinfo::write(&record(&published.output, deriver)?, &keys)?.into_bytes();
         if text != there {
             self.bucket.put(&key, text, layout::NARINFO).await?;
+            // Forgotten while it was signed: then it is not to come back.
+            if !self.is_on_record(&published.output).await? {
+                self.bucket.delete(&key).await?;
+            }
         }
         Ok(())
+    }
+
+    async fn is_on_record(&self, output: &Output) -> Result<bool, SignerError> {
+        let recorded = signer::recorded(&self.db, &[(output.path.clone(), None)]).await?;
+        Ok(recorded.get(&output.path).is_some_and(|known| known.nar_hash.as_ref() == Some(&output.nar_hash)))
     }
 }
 

@@ -8,11 +8,11 @@ use std::collections::{BTreeSet, HashMap};
 
 use futures::{FutureExt, TryFutureExt, try_join};
 use harmonia_nix::key::PublicKey;
-use harmonia_nix::{narinfo, store_path};
+use harmonia_nix::{Sha256, narinfo, store_path};
 use harmonia_queue::signer::{self, Output, Published};
 use harmonia_queue::sweep::{self, Maker, Sweep};
 use harmonia_queue::{people, resolver};
-use harmonia_service::bucket::Listed;
+use harmonia_service::bucket::{BucketError, Listed};
 use harmonia_service::layout::{self, Object};
 use serde::Serialize;
 
@@ -38,7 +38,7 @@ pub struct Resynced {
     pub adopted: u64,
     /// Paths that the database believed published and the bucket lacks, in part or whole: built again if somebody wants them.
     pub lost: u64,
-    /// Narinfos that none of today's keys signed: left alone.
+    /// Narinfos that none of today's keys signed, that another tool wrote, or that cannot be read: left alone.
     pub foreign: u64,
     /// Narinfos that do not follow from the derivation that should have made them: left alone.
     pub unproven: u64,
@@ -51,6 +51,8 @@ struct Found {
     output: Output,
     deriver: Option<String>,
     url: String,
+    /// It names its NAR as signers do: others may sign with the same key, such as `nix copy`.
+    ours: bool,
     signed: bool,
 }
 
@@ -164,9 +166,17 @@ impl Signer {
     /// Narinfos that can be read; others are nobody's.
     async fn fetch(&self, keys: &[String]) -> Result<Vec<Option<Found>>, SignerError> {
         let public: Vec<PublicKey> = self.keys().iter().map(|key| key.public()).collect();
-        let texts = keys.iter().map(|key| self.bucket.get(key, narinfo::MAX_NARINFO_SIZE).boxed());
+        let texts = keys.iter().map(|key| self.narinfo(key).boxed());
         let texts = side_by_side(texts).await.into_iter().collect::<Result<Vec<_>, _>>()?;
         Ok(texts.into_iter().map(|text| read(&text?, &public)).collect())
+    }
+
+    /// Its text. One that is larger than any of ours is nobody's.
+    async fn narinfo(&self, key: &str) -> Result<Option<Vec<u8>>, BucketError> {
+        match self.bucket.get(key, narinfo::MAX_NARINFO_SIZE).await {
+            Err(BucketError::TooLarge { .. }) => Ok(None),
+            text => text,
+        }
     }
 
     /// Brings one part of all paths together.
@@ -285,10 +295,11 @@ impl Signer {
 fn read(text: &[u8], keys: &[PublicKey]) -> Option<Found> {
     let info = narinfo::parse(text).ok()?;
     let (file_hash, file_size) = (info.file_hash()?, info.file_size()?);
+    let nar_hash = Sha256::try_from(info.nar_hash().digest_as_bytes()).ok()?;
     let output = Output {
         name: String::new(),
         path: info.store_path().to_string(),
-        nar_hash: info.nar_hash().digest_as_bytes().to_vec(),
+        nar_hash: nar_hash.0.to_vec(),
         nar_size: info.nar_size().try_into().ok()?,
         references: info.references().iter().map(ToString::to_string).collect(),
         file_hash: file_hash.digest_as_bytes().to_vec(),
@@ -300,17 +311,19 @@ fn read(text: &[u8], keys: &[PublicKey]) -> Option<Found> {
         output,
         deriver: info.deriver().map(ToString::to_string),
         url: info.url().to_owned(),
+        ours: info.url() == layout::nar(info.store_path(), &nar_hash),
         signed: narinfo::is_signed_by(&info, keys),
     })
 }
 
-/// What we recorded is ours, whoever signed it: `cache resign` is for that.
+/// What we recorded is ours, whoever signed it: `cache resign` is for that. What names another NAR than ours never is.
 fn judge(found: &Found, record: Option<&Output>, nars: &HashMap<String, u64>) -> Verdict {
     let same = record.is_some_and(|record| {
         (&record.nar_hash, &record.file_hash) == (&found.output.nar_hash, &found.output.file_hash)
     });
     let there = nars.get(&found.url).is_some_and(|size| i64::try_from(*size) == Ok(found.output.file_size));
     match (same, there) {
+        _ if !found.ours => Verdict::Foreign,
         (false, _) if !found.signed => Verdict::Foreign,
         (_, false) => Verdict::Broken,
         (true, true) => Verdict::Same,
@@ -350,7 +363,7 @@ mod tests {
     }
 
     fn judged(signed: bool, record: Option<Output>, nar: Option<u64>) -> Verdict {
-        let found = Found { output: output(1), deriver: None, url: URL.into(), signed };
+        let found = Found { output: output(1), deriver: None, url: URL.into(), ours: true, signed };
         judge(&found, record.as_ref(), &nar.map(|size| (URL.to_owned(), size)).into_iter().collect())
     }
 
@@ -371,6 +384,16 @@ mod tests {
     fn what_others_signed_is_left_alone() {
         assert_eq!(judged(false, None, Some(1)), Verdict::Foreign);
         assert_eq!(judged(false, Some(output(2)), None), Verdict::Foreign);
+    }
+
+    #[test]
+    fn what_another_tool_wrote_is_left_alone_whoever_signed_it() {
+        let found = Found { output: output(1), deriver: None, url: URL.into(), ours: false, signed: true };
+        for record in [None, Some(output(1)), Some(output(2))] {
+            for nars in [HashMap::new(), HashMap::from([(URL.to_owned(), 1)])] {
+                assert_eq!(judge(&found, record.as_ref(), &nars), Verdict::Foreign);
+            }
+        }
     }
 
     #[test]

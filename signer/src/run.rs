@@ -21,6 +21,8 @@ use crate::{Keeping, Signer, SignerError, api};
 const LISTEN: &str = "127.0.0.1:7778";
 /// How soon a bucket, or a database, that could not be used is tried again.
 const RETRY: Duration = Duration::from_secs(5);
+/// The end of a process waits no longer for the registry.
+const FAREWELL: Duration = Duration::from_secs(2);
 /// How often keys are looked at when nothing is signed.
 const KEYS: Duration = Duration::from_secs(10);
 
@@ -45,8 +47,8 @@ pub async fn run(
     let background = tokio::spawn(work(settings.clone(), signer.clone(), keeping, health, replica.clone()));
     let served = serve::serve(listener, router, stop).await.map_err(failed);
     background.abort();
-    if let Err(error) = replica.leave(&signer.db).await {
-        tracing::debug!(%error, "could not sign off");
+    if !matches!(tokio::time::timeout(FAREWELL, replica.leave(&signer.db)).await, Ok(Ok(()))) {
+        tracing::warn!(replica = %replica.id, "could not sign off; the registry forgets it by itself");
     }
     signer.tracer.flush().await;
     served
@@ -69,9 +71,8 @@ async fn work(settings: Settings, signer: Arc<Signer>, keeping: Keeping, health:
 async fn until_fit(signer: &Signer, health: &Health) {
     loop {
         let verdict = match signer.bucket.unfit().await {
-            Ok(None) => signer.furnish().await.map_err(|error| sentence(&error)),
-            Ok(Some(sentence)) => Err(sentence),
-            Err(error) => Err(sentence(&error)),
+            None => signer.furnish().await.map_err(|error| sentence(&error)),
+            Some(sentence) => Err(sentence),
         };
         let fit = verdict.is_ok();
         health.set("bucket", verdict);

@@ -1,6 +1,6 @@
 //! Where to put bytes: only for what a live claim may produce, and never over what is there.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use futures::FutureExt;
@@ -57,13 +57,32 @@ impl Signer {
             Token::Evaluation { id, secret } => signer::check_evaluation(&self.db, *id, secret).await?,
             Token::Builder { .. } => false,
         };
-        let claims = &claims;
-        let slots = wishes.into_iter().map(|wish| self.slot_or_reason(claims, evaluates, wish).boxed());
+        let (claims, kept) = (&claims, &self.kept(evaluates, &wishes).await?);
+        let slots = wishes.into_iter().map(|wish| self.slot_or_reason(claims, evaluates, kept, wish).boxed());
         Ok(side_by_side(slots).await)
     }
 
-    async fn slot_or_reason(&self, claims: &Claims, evaluates: bool, wish: Wish) -> Slot {
-        match self.slot(claims, evaluates, wish).await {
+    /// Of paths that are asked about, those that are on record, which no sweep is about to take any more.
+    async fn kept(&self, evaluates: bool, wishes: &[Wish]) -> Result<HashSet<String>, SignerError> {
+        let asked = wishes.iter().filter_map(|wish| match wish {
+            Wish::Published { path } if evaluates => Some(path.clone()),
+            _ => None,
+        });
+        let asked: Vec<String> = asked.collect();
+        match asked.is_empty() {
+            true => Ok(HashSet::new()),
+            false => Ok(signer::keep_published(&self.db, &asked).await?.into_iter().collect()),
+        }
+    }
+
+    async fn slot_or_reason(
+        &self,
+        claims: &Claims,
+        evaluates: bool,
+        kept: &HashSet<String>,
+        wish: Wish,
+    ) -> Slot {
+        match self.slot(claims, evaluates, kept, wish).await {
             Ok(slot) => slot,
             Err(No::Refused(reason)) => Slot::Refused { reason },
             Err(No::Later(reason)) => Slot::Later { reason },
@@ -86,7 +105,13 @@ impl Signer {
         Ok(signer::check_claims(&self.db, *session, secret, &fences).await?)
     }
 
-    async fn slot(&self, claims: &Claims, evaluates: bool, wish: Wish) -> Result<Slot, No> {
+    async fn slot(
+        &self,
+        claims: &Claims,
+        evaluates: bool,
+        kept: &HashSet<String>,
+        wish: Wish,
+    ) -> Result<Slot, No> {
         match wish {
             Wish::Nar { claim, path, nar_hash, file } => {
                 let path = output_of(claims, claim, &path)?;
@@ -132,11 +157,12 @@ impl Signer {
                 within(file.size, WHOLE_LIMIT, "a compressed NAR in one piece")?;
                 self.nar_slot(&path, source.nar_hash, file, None).await
             }
-            // Its narinfo comes last: where that is, everything is.
+            // Its narinfo comes last: where that is, everything is. What is on record stays until then, too.
             Wish::Published { path } => {
                 only_if(evaluates)?;
-                let path = store_path::parse(&path).map_err(SignerError::from)?;
-                let there = self.bucket.head(&layout::narinfo(&path)).await?.is_some();
+                let parsed = store_path::parse(&path).map_err(SignerError::from)?;
+                let there =
+                    kept.contains(&path) && self.bucket.head(&layout::narinfo(&parsed)).await?.is_some();
                 Ok(if there { Slot::Present } else { Slot::Absent })
             }
         }

@@ -17,6 +17,15 @@ use crate::settings::{Settings, SettingsError};
 
 /// One try. None of our calls moves more than a narinfo.
 const TRY: Duration = Duration::from_secs(10);
+/// To make one object of its parts, many servers copy them. One that answers "busy" is asked again within that, one that was silent
+/// for so long is not: it may be at it still. The builder that waits hears an answer, for it waits for 60 s.
+const COMPLETE: Duration = Duration::from_secs(50);
+
+/// For calls at which the server works.
+pub(super) fn patient() -> Builder {
+    let timeouts = TimeoutConfig::builder().operation_timeout(COMPLETE).operation_attempt_timeout(COMPLETE);
+    aws_sdk_s3::Config::builder().timeout_config(timeouts.build())
+}
 
 impl Bucket {
     /// The bucket that the settings name, with their key or with whatever the environment offers: variables, a web
@@ -57,12 +66,25 @@ impl Bucket {
             None => builder.clone(),
         };
         let name = settings.require("s3_bucket")?.to_owned();
+        let server = match settings.get("s3_endpoint") {
+            Some(endpoint) => place(endpoint),
+            None => "AWS".to_owned(),
+        };
         Ok(Self {
             client: Client::from_conf(builder.build()),
             outside: Client::from_conf(outside.build()),
             name,
+            server,
         })
     }
+}
+
+/// A URL without what may be secret: who asks, with which password, for what.
+pub(crate) fn place(url: &str) -> String {
+    let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    let host = authority.rsplit('@').next().unwrap_or_default();
+    if scheme.is_empty() { host.to_owned() } else { format!("{scheme}://{host}") }
 }
 
 #[derive(Debug)]
@@ -80,5 +102,17 @@ impl ProvideCredentials for StaticKey {
             Ok(secret) => Ok(Credentials::new(&self.id, secret, None, None, "harmonia-ci")),
             Err(error) => Err(CredentialsError::provider_error(error)),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_has_no_secrets() {
+        assert_eq!(place("https://me:secret@s3.example.org:9000/x?y=z"), "https://s3.example.org:9000");
+        assert_eq!(place("http://127.0.0.1:9000"), "http://127.0.0.1:9000");
+        assert_eq!(place("me:secret@s3"), "s3");
     }
 }

@@ -1,21 +1,51 @@
 //! Not every server that speaks S3 keeps what publishing relies on. Found out by trying, at start.
 
+use std::fmt;
+
 use harmonia_nix::Sha256;
 use uuid::Uuid;
 
 use super::{Bucket, BucketError, Checksum, Kind, Written};
+use crate::sentence::sentence;
 
 const PROBE: Kind = Kind { content_type: "text/plain", encoding: None };
 
+/// Nothing is here. A key that may list the bucket hears that, any other is refused, and would be for every path that is missing.
+const ABSENT: &str = "probe/absent";
+
+/// A bucket, to whoever chose it.
+impl fmt::Display for Bucket {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "the bucket {} at {}", self.name, self.server)
+    }
+}
+
 impl Bucket {
     /// None: fit. Otherwise a sentence that says what is missing.
-    pub async fn unfit(&self) -> Result<Option<String>, BucketError> {
+    pub async fn unfit(&self) -> Option<String> {
         let key = format!("probe/{}", Uuid::now_v7());
         let verdict = self.try_writes(&key).await;
         let removed = self.delete(&key).await;
-        let verdict = verdict?;
-        removed?;
-        Ok(verdict.map(|why| format!("the bucket {} cannot be used: {why}", self.name)))
+        match verdict.and_then(|verdict| removed.map(|()| verdict)) {
+            Ok(verdict) => verdict.map(|why| format!("{self} cannot be used: {why}")),
+            Err(error) => Some(self.explained(&error)),
+        }
+    }
+
+    /// The same for those that only read. With requests whose answers tell an object that is missing from a bucket that is: of HEAD
+    /// none does, and of GET not every server's.
+    pub async fn unreadable(&self) -> Option<String> {
+        let looked = async {
+            self.list(ABSENT, true, None).await?;
+            self.get(ABSENT, 0).await
+        };
+        let error = looked.await.err()?;
+        Some(format!("{}; the key must be allowed to read and to list the bucket", self.explained(&error)))
+    }
+
+    fn explained(&self, error: &BucketError) -> String {
+        let advice = if error.is_elsewhere() { "; set s3_region to the region that it is in" } else { "" };
+        format!("{self}: {}{advice}", sentence(error))
     }
 
     async fn try_writes(&self, key: &str) -> Result<Option<String>, BucketError> {

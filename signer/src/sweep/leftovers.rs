@@ -60,8 +60,7 @@ impl Signer {
     ) -> Result<Vec<(&'p Listed, &'static str)>, SignerError> {
         let facts = self.facts(page).await?;
         let now = SystemTime::now();
-        let mut found = Vec::new();
-        let mut realisations = Vec::new();
+        let (mut found, mut of_paths, mut realisations) = (Vec::new(), Vec::new(), Vec::new());
         for object in page {
             swept.objects.add(object.size);
             // Written in the future, as another's clock has it: young.
@@ -69,11 +68,31 @@ impl Signer {
             match layout::read(&object.key) {
                 Object::NarInfo(hash) if facts.of(hash).path.is_none() => swept.unknown.add(object.size),
                 Object::Realisation if age >= keeping.grace => realisations.push(object),
-                read => found.extend(leftover(read, age, keeping, &facts).map(|kind| (object, kind))),
+                read => {
+                    let Some(kind) = leftover(read, age, keeping, &facts) else { continue };
+                    match path_of(read).filter(|hash| facts.of(hash).path.is_none()) {
+                        Some(hash) => of_paths.push((hash, object, kind)),
+                        None => found.push((object, kind)),
+                    }
+                }
             }
         }
+        // What a narinfo may name that the database does not know is left like that narinfo, for `resync` to adopt.
+        let visible = self.visible(of_paths.iter().map(|(hash, ..)| *hash).collect()).await?;
+        let of_paths = of_paths.into_iter().filter(|(hash, ..)| !visible.contains(hash));
+        found.extend(of_paths.map(|(_, object, kind)| (object, kind)));
         found.extend(self.unrecorded(realisations).await?.into_iter().map(|object| (object, "realisations")));
         Ok(found)
+    }
+
+    /// Of paths by their hash parts, those that clients find.
+    async fn visible<'p>(&self, hashes: HashSet<&'p str>) -> Result<HashSet<&'p str>, SignerError> {
+        let looks = hashes.into_iter().map(|hash| {
+            async move { Ok((hash, self.bucket.head(&format!("{hash}.narinfo")).await?.is_some())) }.boxed()
+        });
+        let looks: Vec<Result<_, SignerError>> = side_by_side(looks).await;
+        let there = looks.into_iter().filter(|look| !matches!(look, Ok((_, false))));
+        there.map(|look| look.map(|(hash, _)| hash)).collect()
     }
 
     async fn facts(&self, page: &[Listed]) -> Result<Facts, SignerError> {
@@ -128,6 +147,14 @@ impl Facts {
 
     fn knows(&self, drv: &str) -> bool {
         self.derivations.contains(&format!("{STORE}{drv}"))
+    }
+}
+
+/// The path for whose sake an object is there, by its hash part.
+fn path_of(object: Object<'_>) -> Option<&str> {
+    match object {
+        Object::Nar(hash, _) | Object::Listing(hash) | Object::ListingOfAttempt(hash, _) => Some(hash),
+        _ => None,
     }
 }
 

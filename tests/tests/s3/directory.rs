@@ -1,6 +1,7 @@
 //! The server of a farm on one machine, which is stopped and started again on what it has.
 
 use std::path::Path;
+use std::time::Duration;
 
 use aws_sdk_s3::Client;
 use aws_sdk_s3::config::{BehaviorVersion, Credentials, Region};
@@ -76,6 +77,43 @@ async fn an_upload_in_parts_goes_on_after_a_restart_and_its_checksum_stays() {
     assert_eq!(head.checksum_sha256(), Some(format!("{}-2", Sha256::of(both).base64()).as_str()));
     assert_eq!(head.checksum_type(), Some(&ChecksumType::Composite));
     third.stop().await;
+}
+
+/// The server is at it when whoever asked goes away.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_completion_goes_on_although_nobody_waits_for_it() {
+    let root = tempfile::tempdir().unwrap();
+    std::fs::create_dir(root.path().join("cache")).unwrap();
+    let server = Running::on(root.path()).await;
+    let begun = server.client.create_multipart_upload().bucket("cache").key("nar/x").send().await.unwrap();
+    let upload = begun.upload_id().unwrap();
+    let (part, sum) = (vec![7_u8; 4 * PART], Sha256::of(vec![7_u8; 4 * PART]).base64());
+    let mut completed = CompletedMultipartUpload::builder();
+    for number in 1..=5 {
+        let put =
+            server.client.upload_part().bucket("cache").key("nar/x").upload_id(upload).part_number(number);
+        let put = put.checksum_sha256(&sum).body(part.clone().into()).send().await.unwrap();
+        let part = CompletedPart::builder().part_number(number).set_e_tag(put.e_tag).checksum_sha256(&sum);
+        completed = completed.parts(part.build());
+    }
+    let complete = server.client.complete_multipart_upload().bucket("cache").key("nar/x").upload_id(upload);
+    let asked = tokio::spawn(complete.multipart_upload(completed.build()).send());
+    let marker = root.path().join(format!(".upload-{upload}.json"));
+    assert!(marker.exists());
+    while marker.exists() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    asked.abort();
+    assert!(asked.await.is_err(), "it was done too soon");
+    let head = || {
+        let head = server.client.head_object().bucket("cache").key("nar/x");
+        head.checksum_mode(ChecksumMode::Enabled).send()
+    };
+    harmonia_tests::eventually("the object is whole", || async {
+        head().await.is_ok_and(|head| head.checksum_sha256().is_some_and(|sum| sum.ends_with("-5")))
+    })
+    .await;
+    server.stop().await;
 }
 
 /// Keys of all pages, and prefixes that several have in common.

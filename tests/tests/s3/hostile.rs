@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::time::Duration;
 
 use harmonia_builder::upload::{Ending, http_client};
 use harmonia_nix::Sha256;
@@ -11,11 +12,14 @@ use harmonia_service::protocol::{
     self, BuildResult, Bytes, CompleteRequest, Outcome, Output, Slot, SlotsRequest, Source, StoredFile,
     StoredPart, StoredSource, Token, Upload, Wish,
 };
-use harmonia_tests::farm;
 use harmonia_tests::nixes::Expression;
 use harmonia_tests::press::{Press, RunningSigner, outputs_of, put, shared_nix, wire};
 use harmonia_tests::s3::Server;
+use harmonia_tests::{eventually, farm};
 use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
 
 const BYTES: &[u8] = b"these are no NAR, but nobody looks";
 
@@ -843,4 +847,49 @@ fn the_protocol_names_nothing_twice() {
     // A field given twice could mean one thing to whoever checks it and another to whoever uses it.
     let text = r#"{"job": 1, "job": 2, "attempt": 1}"#;
     assert!(serde_json::from_str::<protocol::Claim>(text).is_err());
+}
+
+/// Announces a body, and sends none of it. Answers what comes within some time.
+async fn announce(signer: &RunningSigner, token: Option<&str>, length: usize) -> (TcpStream, String) {
+    let address = signer.url.trim_start_matches("http://");
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let token = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
+    let head = format!(
+        "POST /api/upload-slots HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\n{token}Content-Length: {length}\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = vec![0; 1000];
+    let read = timeout(Duration::from_millis(500), stream.read(&mut answer)).await.map_or(0, Result::unwrap);
+    (stream, String::from_utf8_lossy(&answer[..read]).into_owned())
+}
+
+#[tokio::test]
+async fn nothing_is_read_of_somebody_without_a_token() {
+    let scene = Scene::new(Server::InProcess).await;
+    for token in [None, Some("rubbish")] {
+        let (_stream, answer) = announce(&scene.signer, token, 64 << 20).await;
+        assert_says(&answer, "401 Unauthorized");
+    }
+    let (_stream, answer) = announce(&scene.signer, Some(&scene.token()), 1000).await;
+    assert_eq!(answer, "", "the body is waited for");
+}
+
+#[tokio::test]
+async fn what_is_read_at_once_is_bounded() {
+    let scene = Scene::new(Server::InProcess).await;
+    let mut streams = Vec::new();
+    for _ in 0..4 {
+        let (stream, answer) = announce(&scene.signer, Some(&scene.token()), 64 << 20).await;
+        assert_eq!(answer, "");
+        streams.push(stream);
+    }
+    let (_stream, answer) = announce(&scene.signer, Some(&scene.token()), 1000).await;
+    assert_says(&answer, "503 Service Unavailable");
+    // Whoever goes makes room.
+    drop(streams);
+    eventually("there is room again", || async {
+        let request = SlotsRequest { wishes: vec![scene.own_nar()] };
+        scene.signer.post("upload-slots", &scene.token(), &request).await.status().is_success()
+    })
+    .await;
 }

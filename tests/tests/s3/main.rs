@@ -2,6 +2,7 @@
 
 mod cache;
 mod directory;
+mod forget;
 mod hostile;
 mod keys;
 mod kills;

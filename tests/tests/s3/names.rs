@@ -1,5 +1,10 @@
 //! Odd names and odd shapes, from a build to both versions of Nix that substitute it.
 
+use std::time::Duration;
+
+use harmonia_nix::store_path;
+use harmonia_service::layout;
+use harmonia_signer::{Keeping, Signer};
 use harmonia_tests::nixes::{Expression, Nix, Version};
 use harmonia_tests::press::{Press, RunningSigner, shared_nix};
 use harmonia_tests::s3::{S3, Server};
@@ -59,6 +64,22 @@ async fn every_sign_that_a_name_may_have() {
     for name in ["+", "=", "?", "_", "a+b?c=d.e_f-1.0", "a..b", &"x".repeat(200)] {
         shop.sells(&Expression::trivial(name)).await;
     }
+}
+
+/// On a server that cuts the key of its log.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_of_a_long_name_is_not_swept() {
+    let shop = Shop::open(Server::InProcess).await;
+    let name = "x".repeat(200);
+    let drv = shared_nix().instantiate(&Expression::trivial(&name));
+    shop.sells(&Expression::trivial(&name)).await;
+    let log = layout::log(&store_path::parse(&drv).unwrap());
+    let before = shop.press.object(&log).await;
+    let keeping = Keeping { every: None, grace: Duration::ZERO, logs: Duration::ZERO };
+    let signer = Signer::connect(&shop.press.signer_settings().await).await.unwrap();
+    let swept = signer.sweep("test", &keeping, None, |_| {}).await.unwrap().unwrap();
+    assert!(!swept.leftovers.contains_key("logs"), "{swept}");
+    assert_eq!(shop.press.object(&log).await, before);
 }
 
 #[tokio::test(flavor = "multi_thread")]

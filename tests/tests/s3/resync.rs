@@ -57,6 +57,11 @@ async fn resync(press: &Press) -> Resynced {
     control.resync("test", |_| {}).await.unwrap().expect("nobody sweeps")
 }
 
+async fn put(press: &Press, key: &str, bytes: &[u8]) {
+    let put = press.s3.client().put_object().bucket(&press.s3.bucket).key(key).body(bytes.to_vec().into());
+    put.send().await.unwrap();
+}
+
 async fn remove(press: &Press, key: &str) {
     press.s3.client().delete_object().bucket(&press.s3.bucket).key(key).send().await.unwrap();
 }
@@ -178,4 +183,44 @@ async fn what_another_signed_or_no_derivation_of_ours_makes_is_not_adopted() {
     let done = resync(&press).await;
     assert_eq!((done.adopted, done.foreign), (0, 1), "{done:?}");
     assert_eq!(signer::to_forget(&press.farm.signer, &outputs, None).await.unwrap(), [""; 0]);
+}
+
+/// `nix copy --to 's3://…?secret-key=…'` with the farm's own key: another place for the NAR, and another compression.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_another_tool_wrote_with_the_same_key_is_left_alone() {
+    let (nix, press) = (shared_nix(), Press::new(Server::InProcess).await);
+    let signer = press.start_signer().await;
+    let copied = publish(&press, &signer, nix, &Expression::trivial("copied")).await.remove(0);
+    let known = publish(&press, &signer, nix, &Expression::trivial("known")).await.remove(0);
+    let mut written = Vec::new();
+    for (path, there) in [(&copied, true), (&known, false)] {
+        let info = press.check_path(path).await;
+        let key = layout::narinfo(&store_path::parse(path).unwrap());
+        let url = info.url().replace("nar/", "nar/copied-").replace(".zst", ".xz");
+        let text = String::from_utf8(press.object(&key).await).unwrap();
+        let text = text.replace(info.url(), &url).replace("zstd", "xz");
+        if there {
+            put(&press, &url, &press.object(info.url()).await).await;
+        }
+        put(&press, &key, text.as_bytes()).await;
+        written.push((key, text.into_bytes()));
+    }
+    press.farm.database.execute("DELETE FROM ci.canonical WHERE path LIKE '%-copied'").await;
+    let done = resync(&press).await;
+    assert_eq!((done.adopted, done.lost, done.foreign), (0, 0, 2), "{done:?}");
+    for (key, text) in written {
+        assert_eq!(press.object(&key).await, text, "{key}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_read_for_its_size_is_left_alone() {
+    let (nix, press) = (shared_nix(), Press::new(Server::InProcess).await);
+    let signer = press.start_signer().await;
+    publish(&press, &signer, nix, &Expression::trivial("beside")).await;
+    let key = "7h7qgvs4kgzsn8a6rb273saxyqh4jxlz.narinfo";
+    put(&press, key, &vec![b'x'; harmonia_nix::narinfo::MAX_NARINFO_SIZE + 1]).await;
+    let done = resync(&press).await;
+    assert_eq!((done.lost, done.foreign), (0, 1), "{done:?}");
+    assert!(done.same > 0 && press.keys("").await.contains(&key.to_owned()));
 }

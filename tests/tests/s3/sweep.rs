@@ -5,9 +5,10 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
+use harmonia_builder::upload::Ending;
 use harmonia_nix::{Sha256, store_path};
 use harmonia_queue::ingest::Node;
-use harmonia_queue::{evaluations, janitor};
+use harmonia_queue::{evaluations, janitor, people};
 use harmonia_service::layout;
 use harmonia_signer::{Keeping, Signer, Swept};
 use harmonia_tests::gateway::Gateway;
@@ -205,9 +206,14 @@ async fn leftovers_go_and_what_is_not_ours_stays() {
             format!("realisations/sha256:{}!out.doi", "0f".repeat(32)),
             "probe/0".to_owned(),
         ];
+        // A narinfo of which the database knows nothing, and what it may name: to be adopted by a resync.
+        let lost = "0c5b8vw40dy178xlpddw65q9gf1h2186";
         // A job makes that path: whatever is there of it may be needed in a moment.
         let stays = [
-            format!("{hash}.narinfo"),
+            format!("{lost}.narinfo"),
+            format!("nar/{lost}-{stranger}.nar.zst"),
+            format!("listings/{lost}-1.ls"),
+            format!("{lost}.ls"),
             format!("nar/{own}-{stranger}.nar.zst"),
             "index.html".to_owned(),
             "debuginfo/0f".to_owned(),
@@ -249,4 +255,42 @@ async fn what_a_sweep_that_broke_off_had_forgotten_the_next_one_removes() {
     let hash = store_path::hash_part(&store_path::parse(&own).unwrap());
     let left = works.press.keys("").await;
     assert!(!left.iter().any(|key| key.contains(&hash) && !key.starts_with("log")), "{left:?}");
+}
+
+/// The bucket came to hold a narinfo that nobody here has written, such as of a database before this one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_path_of_which_the_bucket_says_otherwise_fails_with_its_remedy() {
+    let press = Press::new(Server::InProcess).await;
+    let signer = press.start_signer().await;
+    let nix = Nix::start(Version::Old);
+    let drvs = nix.instantiate_all(&expressions(1));
+    nix.run("nix-store", &["--realise", &drvs["n0"]]);
+    press.evaluate(&nix, &signer, &drvs["n0"]).await;
+    let claim = press.claim().await;
+    let path = claim_output(&nix, &drvs["n0"]);
+    let put = press.s3.client().put_object().bucket(&press.s3.bucket);
+    let put = put.key(layout::narinfo(&store_path::parse(&path).unwrap()));
+    put.body(format!("StorePath: {path}\n").into_bytes().into()).send().await.unwrap();
+
+    let uploader = press.uploader(&[&signer.url]);
+    let ending = press.publish(&nix, &uploader, &claim).await.unwrap();
+    assert_eq!(ending, Ending::Stale);
+    let job = claim.fence.job;
+    assert_eq!(press.farm.state(job).await, "failed");
+    let error: String = press.farm.value("SELECT error FROM ci.job WHERE id = $1", job).await;
+    assert!(error.contains(&format!("`harmonia-ci cache forget {path}`")), "{error}");
+    press.farm.assert_sound().await;
+
+    // As it says.
+    let control = Signer::connect(&press.signer_settings().await).await.unwrap();
+    control.forget(&[path], None).await.unwrap();
+    assert!(people::rebuild(&press.farm.frontend, job).await.unwrap());
+    press.farm.settle().await;
+    assert_eq!(press.publish_all(&nix, &uploader).await, [drvs["n0"].clone()]);
+    press.check().await;
+    signer.stop().await;
+}
+
+fn claim_output(nix: &Nix, drv: &str) -> String {
+    nix.run("nix-store", &["--query", "--outputs", drv]).trim().to_owned()
 }

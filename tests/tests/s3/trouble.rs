@@ -11,6 +11,7 @@ use std::time::Duration;
 use harmonia_builder::upload::{Ending, Limits, http_client};
 use harmonia_nix::store_path;
 use harmonia_queue::builder::Claim;
+use harmonia_service::bucket::Bucket;
 use harmonia_service::layout;
 use harmonia_service::protocol::{BuildResult, CompleteRequest};
 use harmonia_tests::farm::Farm;
@@ -267,6 +268,67 @@ async fn parts_that_are_completed() {
     stage.end().await;
 }
 
+/// A server that copies the parts is asked once, and waited for.
+#[tokio::test]
+async fn parts_that_are_completed_slowly() {
+    let stage = Stage::with(Press::new(Server::Versitygw).await, &large()[..1]).await;
+    stage.bucket.reset();
+    let (release, hold) = Fault::hold();
+    stage.bucket.on_matching(2, |name| name.starts_with("POST /bucket/nar/"), hold);
+    let slow = async {
+        // Longer than any other request may take.
+        tokio::time::sleep(Duration::from_secs(12)).await;
+        release.send(()).unwrap();
+    };
+    let (ending, ()) = tokio::join!(stage.publish(&stage.claims[0]), slow);
+    assert_eq!(ending, Ending::Published);
+    let posts = stage.bucket.requests().iter().filter(|name| name.starts_with("POST /bucket/nar/")).count();
+    assert_eq!(posts, 2, "begun and completed");
+    stage.end().await;
+}
+
+/// One that misses what it misses, and a proxy that knows no bucket.
+#[tokio::test]
+async fn what_is_not_missing_in_the_words_of_s3_is_an_error() {
+    let press = Press::new(Server::InProcess).await;
+    let proxy = press.before_bucket();
+    let settings = press.bucket_settings().with("s3_endpoint", format!("http://{}", proxy.address()));
+    let bucket = Bucket::connect(&settings).await.unwrap();
+    assert_eq!(bucket.get("absent", 1).await.unwrap(), None);
+    assert!(bucket.head("absent").await.unwrap().is_none());
+    for text in
+        ["<html>nothing here</html>", "<Error><Code>NoSuchBucket</Code><Message>No.</Message></Error>"]
+    {
+        proxy.on(1, Fault::Answer(404, text.to_owned()));
+        let error = bucket.get("absent", 1).await.unwrap_err().to_string();
+        assert!(error.contains("404"), "{error}");
+    }
+    // As AWS says it.
+    proxy.on(1, answer(400, "AuthorizationHeaderMalformed"));
+    let sentence = bucket.unreadable().await.unwrap();
+    assert!(sentence.contains(&format!("the bucket bucket at http://{}:", proxy.address())), "{sentence}");
+    assert!(sentence.contains("AuthorizationHeaderMalformed (No.); set s3_region"), "{sentence}");
+    assert_eq!(bucket.unreadable().await, None);
+}
+
+#[tokio::test]
+async fn a_bucket_whose_name_is_misspelt_is_named() {
+    for server in Server::FIT {
+        let press = Press::new(server).await;
+        let bucket = Bucket::connect(&press.bucket_settings().with("s3_bucket", "bukcet")).await.unwrap();
+        let mut sentences = vec![bucket.unreadable().await];
+        // The other one makes a bucket of any name that is written to.
+        if server == Server::Versitygw {
+            sentences.push(bucket.unfit().await);
+        }
+        for sentence in sentences {
+            let sentence = sentence.unwrap_or_else(|| panic!("{server:?} takes it"));
+            let place = format!("the bucket bukcet at {}: ", press.s3.endpoint);
+            assert!(sentence.starts_with(&place) && sentence.contains("NoSuchBucket"), "{sentence}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn the_way_to_the_database_while_a_result_is_published() {
     let mut stage = Stage::new(Server::InProcess).await;
@@ -378,7 +440,9 @@ async fn a_bucket_that_is_unfit_is_named_and_not_used() {
         Some((answer.status().as_u16(), answer.text().await.ok()?))
     };
     harmonia_tests::eventually("the bucket is named", || async {
-        ready().await.is_some_and(|(_, text)| text.contains("the bucket bucket cannot be used"))
+        ready().await.is_some_and(|(_, text)| {
+            text.contains("the bucket bucket at ") && text.contains(" cannot be used: ")
+        })
     })
     .await;
     let (status, text) = ready().await.unwrap();
