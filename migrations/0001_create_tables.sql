@@ -45,7 +45,8 @@ INSERT INTO ci.failure_kind VALUES
   ('node_died',     false, false, false),
   ('interrupted',   false, false, false),
   ('unsupported',   true,  false, false),
-  ('source_lost',   true,  false, false);
+  ('source_lost',   true,  false, false),
+  ('not_published', true,  false, false);
 
 ------------------------------------------------------------------------------------------------ who and what for
 
@@ -165,7 +166,6 @@ CREATE TABLE ci.evaluation (
 CREATE INDEX evaluation_page ON ci.evaluation (project_id, id DESC);
 CREATE INDEX evaluation_branch ON ci.evaluation (project_id, branch, id DESC);
 CREATE INDEX evaluation_unfinished ON ci.evaluation (state, id) WHERE state IN ('queued', 'evaluating');
-CREATE INDEX evaluation_age ON ci.evaluation (created_at);
 
 CREATE TABLE ci.evaluation_attr (
   evaluation_id bigint NOT NULL REFERENCES ci.evaluation ON DELETE CASCADE,
@@ -468,7 +468,8 @@ CREATE TABLE ci.leadership (
   replica_id uuid,
   pid        int,                                 -- the backend that holds the lock
   since      timestamptz,
-  looked_at  timestamptz                          -- when the janitor's reaper last did
+  looked_at  timestamptz,                         -- when the janitor's reaper last did
+  pruned_at  timestamptz                          -- when the janitor last looked for nodes that are of no use any more
 );
 -- "HCI_JAN" and "HCI_OPR" in ASCII.
 INSERT INTO ci.leadership (name, lock_key) VALUES ('janitor', x'4843495f4a414e'::bigint), ('operator', x'4843495f4f5052'::bigint);

@@ -186,10 +186,13 @@ BEGIN
   SELECT coalesce(array_agg(DISTINCT f ORDER BY f), '{}') INTO v_features
   FROM unnest(v_pool.features || v_pool.mandatory_features) f WHERE p_features IS NULL OR f = ANY (p_features);
 
-  INSERT INTO ci.node (pool_id, name, secret_hash, kube_node)
-  VALUES (v_pool.id, p_node, ci.secret_hash(p_node_secret), p_kube_node)
-  ON CONFLICT (pool_id, name) DO NOTHING;
-  SELECT * INTO v_node FROM ci.node n WHERE n.pool_id = v_pool.id AND n.name = p_node FOR UPDATE;    -- lock: register_node
+  LOOP    -- again if the janitor has just removed it, as one that had not been there for long
+    INSERT INTO ci.node (pool_id, name, secret_hash, kube_node)
+    VALUES (v_pool.id, p_node, ci.secret_hash(p_node_secret), p_kube_node)
+    ON CONFLICT (pool_id, name) DO NOTHING;
+    SELECT * INTO v_node FROM ci.node n WHERE n.pool_id = v_pool.id AND n.name = p_node FOR UPDATE;    -- lock: register_node
+    EXIT WHEN FOUND;
+  END LOOP;
   SELECT * INTO v_before FROM ci.session s WHERE s.node_id = v_node.id AND s.ended_at IS NULL ORDER BY s.id DESC LIMIT 1;
   IF FOUND THEN
     IF v_node.secret_hash <> ci.secret_hash(p_node_secret)                                  -- fence: node_secret
@@ -202,11 +205,20 @@ BEGIN
   END IF;
   UPDATE ci.node n SET secret_hash = ci.secret_hash(p_node_secret), kube_node = p_kube_node WHERE n.id = v_node.id;
 
-  INSERT INTO ci.profile (pool_id, systems, features, mandatory, memory)
-  VALUES (v_pool.id, v_systems, v_features, v_pool.mandatory_features, v_pool.memory)
-  ON CONFLICT (pool_id, systems, features, mandatory, memory) DO NOTHING;
-  SELECT p.id INTO v_profile FROM ci.profile p WHERE p.pool_id = v_pool.id
-    AND p.systems = v_systems AND p.features = v_features AND p.mandatory = v_pool.mandatory_features AND p.memory = v_pool.memory;
+  LOOP
+    SELECT p.id INTO v_profile FROM ci.profile p WHERE p.pool_id = v_pool.id
+      AND p.systems = v_systems AND p.features = v_features AND p.mandatory = v_pool.mandatory_features AND p.memory = v_pool.memory
+    FOR KEY SHARE;                          -- as a session needs it, and no change of ranks minds   -- lock: register_profile
+    EXIT WHEN FOUND;
+    -- Every kind of node is matched with every class and ranked with all lanes: nobody may have them grow without end.
+    IF (SELECT count(*) FROM ci.profile p WHERE p.pool_id = v_pool.id) >= 100 THEN
+      PERFORM ci.refuse('HC002', format('pool %s knows 100 kinds of nodes, each with its own systems and features, which is the most: register with '
+        'those of another node; a kind is forgotten a day after the last of its nodes went', v_pool.name));
+    END IF;
+    INSERT INTO ci.profile (pool_id, systems, features, mandatory, memory)
+    VALUES (v_pool.id, v_systems, v_features, v_pool.mandatory_features, v_pool.memory)
+    ON CONFLICT (pool_id, systems, features, mandatory, memory) DO NOTHING;
+  END LOOP;
   INSERT INTO ci.session (node_id, profile_id, login, secret_hash, slots, version)
   VALUES (v_node.id, v_profile, session_user, ci.secret_hash(v_secret), v_slots, p_version) RETURNING id INTO v_id;
   INSERT INTO ci.event (kind, subject) VALUES ('p', v_profile);                             -- event: register_matches_profiles

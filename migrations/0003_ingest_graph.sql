@@ -11,7 +11,8 @@ CREATE FUNCTION ci.create_evaluation(p_project text, p_source text, p_branch tex
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE v_project int; v_id bigint;
 BEGIN
-  SELECT id INTO v_project FROM ci.project WHERE name = p_project AND deleted_at IS NULL;
+  -- Whoever removes the project at this moment ends all that it has: this one, too, or it is not begun.
+  SELECT id INTO v_project FROM ci.project WHERE name = p_project AND deleted_at IS NULL FOR SHARE;    -- lock: create_keeps_project
   IF NOT FOUND THEN
     PERFORM ci.refuse('HC007', format('there is no project %s', p_project));
   END IF;
@@ -254,13 +255,20 @@ END $$;
 -- Ends an evaluation; what only it wanted is cancelled, step by step. Also for a person's cancel and a newer push.
 CREATE FUNCTION ci.end_evaluation(p_evaluation bigint, p_state ci.evaluation_state, p_error text DEFAULT NULL) RETURNS bool
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE v_before ci.evaluation_state;
 BEGIN
   IF p_state NOT IN ('aborted', 'cancelled') THEN
     PERFORM ci.refuse('HC002', 'an evaluation ends as aborted or cancelled; a complete one is completed');
   END IF;
-  UPDATE ci.evaluation SET state = p_state, error = left(p_error, 16000), ended_at = ci.clock()
-  WHERE id = p_evaluation AND state NOT IN ('aborted', 'cancelled');
+  UPDATE ci.evaluation e SET state = p_state, error = left(p_error, 16000), ended_at = ci.clock() FROM ci.evaluation b
+  WHERE e.id = p_evaluation AND b.id = e.id AND e.state NOT IN ('aborted', 'cancelled') RETURNING b.state INTO v_before;
   IF NOT FOUND THEN RETURN false; END IF;
-  INSERT INTO ci.event (kind, subject) VALUES ('v', p_evaluation);                          -- event: ended_evaluation_cancels
+  -- The resolver looks at all that it wanted, and ingests wait meanwhile: not where all of that has ended, as of most that were
+  -- completed long ago. What is opened again at this moment is looked at for that reason. Nothing is known yet of what one that is
+  -- still written may want.
+  INSERT INTO ci.event (kind, subject) SELECT 'v', p_evaluation
+  WHERE v_before <> 'complete' OR EXISTS (
+    SELECT FROM (SELECT b.job_id FROM ci.blocked b UNION ALL SELECT r.job_id FROM ci.ready r UNION ALL SELECT r.job_id FROM ci.running r) o
+    JOIN ci.want w ON w.job_id = o.job_id WHERE w.evaluation_id = p_evaluation);            -- event: ended_evaluation_cancels
   RETURN true;
 END $$;

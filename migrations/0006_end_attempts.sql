@@ -89,7 +89,7 @@ CREATE FUNCTION ci.fail(p_session bigint, p_secret text, p_job bigint, p_attempt
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE v_session ci.session := ci.require_session(p_session, p_secret); v_kind ci.failure_kind; v_running ci.running;
 BEGIN
-  SELECT * INTO v_kind FROM ci.failure_kind k WHERE k.kind = p_kind AND k.kind NOT IN ('unsupported', 'node_died', 'interrupted', 'source_lost');
+  SELECT * INTO v_kind FROM ci.failure_kind k WHERE k.kind = p_kind AND k.kind NOT IN ('unsupported', 'node_died', 'interrupted', 'source_lost', 'not_published');
   IF NOT FOUND THEN
     PERFORM ci.refuse('HC002', format('%L is not a kind of failure that a builder can report', left(p_kind, 100)));
   END IF;

@@ -161,21 +161,46 @@ BEGIN
   RETURN v_hours;
 END $$;
 
--- What has had its day: replicas silent for a minute, tails of builds that ended, long-gone sessions without history.
+-- What has had its day: replicas silent for a minute, tails of builds that ended, long-gone sessions without history, and kinds of
+-- nodes and nodes without a session. A node whose builds are still known has sessions. One of which only results are left is kept,
+-- for `forget --built-by`; those are looked through once a day.
 CREATE FUNCTION ci.prune(p_generation bigint) RETURNS void
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE v_useless int[];
 BEGIN
   PERFORM ci.require_leader('janitor', p_generation);
+  DELETE FROM ci.session s WHERE s.ended_at < ci.clock() - interval '1 day'
+    AND NOT EXISTS (SELECT FROM ci.running r WHERE r.session_id = s.id) AND NOT EXISTS (SELECT FROM ci.attempt a WHERE a.session_id = s.id);
+  -- Before anything is locked that somebody may need: every record is looked at.
+  IF (SELECT coalesce(pruned_at, '-infinity') FROM ci.leadership WHERE name = 'janitor') < ci.clock() - interval '1 day' THEN
+    v_useless := ARRAY(
+      SELECT n.id FROM ci.node n
+      WHERE NOT EXISTS (SELECT FROM ci.session s WHERE s.node_id = n.id) AND NOT EXISTS (SELECT FROM ci.drain d WHERE d.node_id = n.id)
+        AND NOT EXISTS (SELECT FROM ci.finding f WHERE f.node_id = n.id)
+        AND NOT EXISTS (SELECT FROM ci.canonical c WHERE c.node_id = n.id));                -- fence: prune_built
+  END IF;
   DELETE FROM ci.replica WHERE last_beat < ci.clock() - interval '60 seconds';
   -- A row that a builder keeps locked is not waited for: it is the janitor who would have to end that transaction.
   DELETE FROM ci.log_tail WHERE ctid = ANY (ARRAY(
     SELECT t.ctid FROM ci.log_tail t WHERE NOT EXISTS (SELECT FROM ci.running r WHERE r.job_id = t.job_id AND r.attempt = t.attempt)
     FOR UPDATE SKIP LOCKED));                                                               -- lock: prune_skips
-  DELETE FROM ci.session s WHERE s.ended_at < ci.clock() - interval '1 day'
-    AND NOT EXISTS (SELECT FROM ci.running r WHERE r.session_id = s.id) AND NOT EXISTS (SELECT FROM ci.attempt a WHERE a.session_id = s.id);
+  -- What registers at this moment is in use.
+  DELETE FROM ci.profile WHERE id = ANY (ARRAY(
+    SELECT p.id FROM ci.profile p WHERE NOT EXISTS (SELECT FROM ci.session s WHERE s.profile_id = p.id)
+    FOR UPDATE SKIP LOCKED));                                                               -- lock: prune_skips_profile
+  IF v_useless IS NOT NULL THEN
+    DELETE FROM ci.node WHERE id = ANY (ARRAY(
+      SELECT n.id FROM ci.node n WHERE n.id = ANY (v_useless) AND NOT EXISTS (SELECT FROM ci.session s WHERE s.node_id = n.id)
+      FOR UPDATE SKIP LOCKED));                                                             -- lock: prune_skips_node
+    UPDATE ci.leadership SET pruned_at = ci.clock() WHERE name = 'janitor';
+  END IF;
 END $$;
 
--- Evaluations past their project's retention that may go (ci.may_go), and the jobs that only they needed. At most p_rows rows a call; answers how many went.
+-- May retention take the want of an evaluation that has ended? What is open still stands for it, unless another wants that too.
+CREATE FUNCTION ci.may_unwant(j ci.job) RETURNS bool LANGUAGE sql STABLE AS $$ SELECT j.state <> 'open' OR ci.wanted(j.id) $$;
+
+-- Evaluations past their project's retention that may go (ci.may_go), and the jobs that only they needed. At most p_rows rows a
+-- call; answers how many went, 0: for now there is nothing left to do.
 CREATE FUNCTION ci.retain(p_generation bigint, p_rows int DEFAULT 2000) RETURNS int
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE v_evaluation ci.evaluation; v_count int := 0; v_jobs bigint[]; v_looked bigint[];
@@ -183,7 +208,11 @@ BEGIN
   PERFORM ci.require_leader('janitor', p_generation);
   -- Before anybody has to wait: there may be many to look at. Nobody else removes one.
   SELECT e.* INTO v_evaluation FROM ci.evaluation e JOIN ci.project p ON p.id = e.project_id
-  WHERE e.created_at < ci.clock() - least(p.retention, e.retention) AND ci.may_go(e) ORDER BY e.id LIMIT 1;
+  WHERE e.created_at < ci.clock() - least(p.retention, e.retention) AND ci.may_go(e)
+    -- One that waits for builds to end keeps nobody behind it.
+    AND (e.state NOT IN ('aborted', 'cancelled') OR NOT EXISTS (SELECT FROM ci.want w WHERE w.evaluation_id = e.id)
+         OR EXISTS (SELECT FROM ci.want w JOIN ci.job j ON j.id = w.job_id WHERE w.evaluation_id = e.id AND ci.may_unwant(j)))
+  ORDER BY e.id LIMIT 1;
   PERFORM FROM ci.resolver FOR UPDATE;                                                      -- lock: retain_resolver
   PERFORM FROM ci.gate FOR UPDATE;                                                          -- lock: retain_gate
   IF v_evaluation.id IS NOT NULL THEN
@@ -197,15 +226,19 @@ BEGIN
     END IF;
     WITH gone AS (DELETE FROM ci.want WHERE ctid = ANY (ARRAY(
            SELECT w.ctid FROM ci.want w JOIN ci.job j ON j.id = w.job_id WHERE w.evaluation_id = v_evaluation.id
-             AND (j.state <> 'open' OR EXISTS (SELECT FROM ci.want o JOIN ci.evaluation e ON e.id = o.evaluation_id
-                  WHERE o.job_id = j.id AND e.state IN ('evaluating', 'complete'))) LIMIT p_rows)) RETURNING job_id)
-    INSERT INTO ci.orphan SELECT DISTINCT job_id FROM gone ON CONFLICT DO NOTHING;
-    GET DIAGNOSTICS v_count = ROW_COUNT;
-    IF NOT EXISTS (SELECT FROM ci.want WHERE evaluation_id = v_evaluation.id) THEN
-      DELETE FROM ci.evaluation WHERE id = v_evaluation.id;
-      v_count := v_count + 1;
+             AND ci.may_unwant(j) LIMIT p_rows)) RETURNING job_id),
+         -- Evaluations that go one after the other share most of their jobs: many are there already.
+         left_over AS (INSERT INTO ci.orphan SELECT DISTINCT job_id FROM gone ON CONFLICT DO NOTHING)
+    SELECT count(*) INTO v_count FROM gone;
+    IF v_count < p_rows AND NOT EXISTS (SELECT FROM ci.want WHERE evaluation_id = v_evaluation.id) THEN
+      -- What refers to it goes with it, and its attributes may be as many as its jobs: some at a time, too.
+      DELETE FROM ci.evaluation_attr WHERE ctid = ANY (ARRAY(
+        SELECT a.ctid FROM ci.evaluation_attr a WHERE a.evaluation_id = v_evaluation.id LIMIT p_rows - v_count));
+      IF NOT EXISTS (SELECT FROM ci.evaluation_attr WHERE evaluation_id = v_evaluation.id) THEN
+        DELETE FROM ci.evaluation WHERE id = v_evaluation.id;
+      END IF;
     END IF;
-    RETURN v_count;
+    RETURN greatest(v_count, 1);
   END IF;
 
   SELECT array_agg(job_id) INTO v_looked FROM (SELECT job_id FROM ci.orphan LIMIT p_rows) x;

@@ -14,7 +14,7 @@ BEGIN
   FOR v_grant IN SELECT * FROM (VALUES
     ('harmonia_builder', ARRAY['register', 'heartbeat', 'claim', 'closure', 'give_back', 'log_append', 'start_upload', 'fail', 'input_missing', 'deregister']),
     ('harmonia_evaluator', ARRAY['create_evaluation', 'claim_evaluation', 'keep_evaluation', 'release_evaluations', 'evaluation_token', 'known', 'known_closure', 'record_paths', 'ingest', 'complete_evaluation', 'end_evaluation']),
-    ('harmonia_signer', ARRAY['check_claim', 'check_claims', 'recorded', 'texts', 'realised', 'realised_at', 'remember_proofs', 'check_evaluation', 'accept_sources', 'accept', 'unpublished', 'finish',
+    ('harmonia_signer', ARRAY['check_claim', 'check_claims', 'recorded', 'texts', 'realised', 'realised_at', 'remember_proofs', 'check_evaluation', 'accept_sources', 'accept', 'unpublished', 'finish', 'give_up',
                               'missing_reports', 'settle_missing', 'published', 'nodes_named', 'to_forget', 'forget']),
     ('harmonia_frontend', ARRAY['create_evaluation', 'end_evaluation', 'put_project', 'remove_project', 'rebuild', 'rebuild_failed', 'cancel', 'drain', 'resume', 'why',
                                 'create_token', 'revoke_token', 'token_scope', 'state_of']),

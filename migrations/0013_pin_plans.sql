@@ -6,7 +6,7 @@ DECLARE v_function regprocedure; v_setting text;
 BEGIN
   FOR v_function IN SELECT p.oid::regprocedure FROM pg_proc p WHERE p.pronamespace = 'ci'::regnamespace AND p.proname IN
       ('register', 'heartbeat', 'claim', 'closure', 'start_upload', 'give_back', 'fail', 'input_missing', 'log_append', 'deregister',
-       'check_claim', 'accept', 'finish', 'resolve', 'reap', 'settle_missing', 'forget', 'known_closure') LOOP
+       'check_claim', 'accept', 'finish', 'give_up', 'resolve', 'reap', 'settle_missing', 'forget', 'known_closure') LOOP
     FOREACH v_setting IN ARRAY ARRAY['enable_seqscan = off', 'enable_hashjoin = off', 'enable_mergejoin = off', 'enable_bitmapscan = off',
                                      'plan_cache_mode = force_generic_plan'] LOOP
       EXECUTE format('ALTER FUNCTION %s SET %s', v_function, v_setting);

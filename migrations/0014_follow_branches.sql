@@ -40,21 +40,29 @@ ALTER TABLE ci.evaluation ADD COLUMN pushed bool NOT NULL DEFAULT false, ADD COL
 CREATE UNIQUE INDEX evaluation_pushed ON ci.evaluation (project_id, branch, commit_id, coalesce(pull_request, 0))
   WHERE pushed AND superseded_by IS NULL AND state <> 'aborted';
 CREATE INDEX evaluation_tree ON ci.evaluation (project_id, tree) WHERE tree IS NOT NULL;
+CREATE INDEX evaluation_commit ON ci.evaluation (project_id, commit_id) WHERE superseded_by IS NULL;
 
 -- Every candidate of a merge queue is judged on its own: its successor does not stand for it.
 CREATE FUNCTION ci.is_merge_queue(p_branch text) RETURNS bool LANGUAGE sql IMMUTABLE AS $$
   SELECT p_branch LIKE 'gh-readonly-queue/%' OR p_branch IN ('staging', 'trying')
 $$;
 
--- Ends what was pushed, for a reason that may pass: whoever pushes the same commit again has it evaluated again.
+-- Ends what was pushed, for a reason that may pass: whoever pushes the same commit again has it evaluated again. If it spoke for its
+-- commit, the newest one does from now on that was not ended like this: another branch may be at the same commit.
 CREATE FUNCTION ci.supersede(p_evaluation bigint, p_by bigint, p_reason text) RETURNS bool LANGUAGE plpgsql AS $$
 BEGIN
   UPDATE ci.evaluation SET superseded_by = p_by WHERE id = p_evaluation;
+  UPDATE ci.report r SET evaluation_id = o.id, next_at = ci.clock(), asked = r.asked + 1
+  FROM (SELECT e.id FROM ci.evaluation s JOIN ci.evaluation e ON e.project_id = s.project_id AND e.commit_id = s.commit_id
+        WHERE s.id = p_evaluation AND e.branch IS NOT NULL
+          AND e.superseded_by IS NULL                                                       -- fence: speaks_instead
+        ORDER BY e.id DESC LIMIT 1) o
+  WHERE r.evaluation_id = p_evaluation;
   RETURN ci.end_evaluation(p_evaluation, 'cancelled', p_reason);
 END $$;
 
 -- A branch, or a pull request, is at a commit now. Answers the evaluation of that: the one that is there, or a new one, which ends
--- older unfinished ones of the same branch. Nothing from outside ends what is trusted.
+-- older unfinished ones of the same branch. Nothing from outside ends what is trusted. NULL: the pull request has another head by now.
 CREATE FUNCTION ci.push(p_project text, p_source text, p_branch text, p_commit text, p_tier smallint, p_attrs text[],
     p_pull_request int DEFAULT NULL) RETURNS bigint
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -67,6 +75,10 @@ BEGIN
   SELECT id INTO v_project FROM ci.project WHERE name = p_project AND deleted_at IS NULL FOR NO KEY UPDATE;    -- lock: push_order
   IF NOT FOUND THEN
     PERFORM ci.refuse('HC007', format('there is no project %s', p_project));
+  END IF;
+  IF p_tier = 1 AND EXISTS (SELECT FROM ci.pull_request r WHERE r.project_id = v_project AND r.number = p_pull_request
+                            AND r.commit_id <> p_commit) THEN                               -- fence: proposed_head
+    RETURN NULL;
   END IF;
   IF p_tier = 0 AND p_pull_request IS NULL THEN                                             -- fence: head_trusted
     INSERT INTO ci.head AS h (project_id, branch, commit_id, seen_at) VALUES (v_project, p_branch, p_commit, ci.clock())
@@ -84,7 +96,9 @@ BEGIN
       AND coalesce(e.pull_request, 0) = coalesce(p_pull_request, 0)                         -- fence: supersede_pull_request
       AND e.tier >= p_tier                                                                  -- fence: supersede_tier
       AND NOT ci.is_merge_queue(p_branch)                                                   -- fence: merge_queue
-      AND (e.state IN ('queued', 'evaluating') OR e.state = 'complete'
+      -- What is older than the last twenty was ended by one of them, or had nothing left to end: all that it wants would be read for that.
+      AND (e.state IN ('queued', 'evaluating') OR e.state = 'complete' AND e.id IN (
+             SELECT n.id FROM ci.evaluation n WHERE n.project_id = v_project AND n.branch = p_branch ORDER BY n.id DESC LIMIT 20)
            AND EXISTS (SELECT FROM ci.want w JOIN ci.job j ON j.id = w.job_id WHERE w.evaluation_id = e.id AND j.state = 'open'))
     ORDER BY e.id LOOP
     PERFORM ci.supersede(v_older, v_id, format('a newer push to %s stands for it', p_branch));

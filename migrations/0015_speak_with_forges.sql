@@ -33,9 +33,11 @@ BEGIN
   IF NOT FOUND AND p_known IS NOT NULL THEN
     RETURN 0;
   END IF;
-  RETURN (SELECT count(*) FILTER (WHERE ci.supersede(e.id, e.id, p_reason)) FROM ci.evaluation e
+  RETURN (SELECT count(*) FILTER (WHERE ci.supersede(x.id, x.id, p_reason)) FROM (
+    SELECT e.id FROM ci.evaluation e
     WHERE e.project_id = p_project AND e.branch = p_branch AND (e.state IN ('queued', 'evaluating') OR e.state = 'complete'
-      AND EXISTS (SELECT FROM ci.want w JOIN ci.job j ON j.id = w.job_id WHERE w.evaluation_id = e.id AND j.state = 'open')));
+      AND EXISTS (SELECT FROM ci.want w JOIN ci.job j ON j.id = w.job_id WHERE w.evaluation_id = e.id AND j.state = 'open'))
+    ORDER BY e.id) x);
 END $$;
 
 ------------------------------------------------------------------------------------------------ outside pull requests
@@ -47,7 +49,8 @@ CREATE TABLE ci.pull_request (
   commit_id  text NOT NULL CHECK (octet_length(commit_id) <= 200),
   comment_id bigint,                     -- the last that was used; forges count upwards
   allowed_by text CHECK (octet_length(allowed_by) <= 200),
-  seen_at    timestamptz NOT NULL DEFAULT ci.clock(),
+  head_at    timestamptz NOT NULL DEFAULT ci.clock(),   -- when that head was first seen: it was pushed before
+  seen_at    timestamptz NOT NULL DEFAULT ci.clock(),   -- when it was last known to be open
   PRIMARY KEY (project_id, number)
 );
 
@@ -56,20 +59,25 @@ CREATE FUNCTION ci.see_pull_request(p_project int, p_number int, p_branch text, 
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   INSERT INTO ci.pull_request AS r (project_id, number, commit_id) VALUES (p_project, p_number, p_commit)
-  ON CONFLICT (project_id, number) DO UPDATE SET commit_id = EXCLUDED.commit_id, allowed_by = NULL, seen_at = EXCLUDED.seen_at
+  ON CONFLICT (project_id, number) DO UPDATE SET commit_id = EXCLUDED.commit_id, allowed_by = NULL, head_at = EXCLUDED.head_at,
+    seen_at = EXCLUDED.seen_at
     WHERE r.commit_id <> EXCLUDED.commit_id;
   IF FOUND THEN
     PERFORM ci.end_branch(p_project, p_branch, format('a newer push to pull request %s', p_number));
   END IF;
 END $$;
 
--- A collaborator's comment lets this head be built, and no other. False: it is not the head any more, or an older comment.
-CREATE FUNCTION ci.allow_pull_request(p_project int, p_number int, p_commit text, p_comment bigint, p_by text) RETURNS bool
+-- A collaborator's comment lets this head be built, and no other. False: it is not the head any more, or an older comment, or a
+-- comment that was written before the head was seen here, and so maybe before it was pushed. p_written: when it was, NULL if it names
+-- the whole commit.
+CREATE FUNCTION ci.allow_pull_request(p_project int, p_number int, p_commit text, p_comment bigint, p_by text, p_written timestamptz)
+  RETURNS bool
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   UPDATE ci.pull_request SET allowed_by = left(p_by, 200), comment_id = p_comment
   WHERE project_id = p_project AND number = p_number
     AND commit_id = p_commit                                                                -- fence: allowed_head
+    AND coalesce(head_at < p_written, true)                                                 -- fence: comment_after_head
     AND coalesce(comment_id, 0) < p_comment;                                                -- fence: comment_once
   RETURN FOUND;
 END $$;

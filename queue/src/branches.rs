@@ -4,8 +4,9 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use sqlx::Row;
-use sqlx::postgres::PgRow;
+use sqlx::postgres::{PgArguments, PgRow};
+use sqlx::query::Query;
+use sqlx::{Postgres, Row};
 
 use crate::evaluations::tell;
 use crate::mirror::Resource;
@@ -215,8 +216,9 @@ pub struct Push<'a> {
     pub pull_request: Option<i32>,
 }
 
-/// Answers the evaluation of that commit: the one that is there, or a new one instead of older unfinished ones of the branch.
-pub async fn push(db: &Db, push: &Push<'_>) -> Result<i64> {
+/// Answers the evaluation of that commit: the one that is there, or a new one instead of older unfinished ones of the branch. None: the
+/// pull request from outside has another head by now.
+pub async fn push(db: &Db, push: &Push<'_>) -> Result<Option<i64>> {
     let query = sqlx::query("SELECT ci.push($1, $2, $3, $4, $5, $6, $7)")
         .bind(push.project)
         .bind(push.source)
@@ -225,9 +227,7 @@ pub async fn push(db: &Db, push: &Push<'_>) -> Result<i64> {
         .bind(i16::from(push.untrusted))
         .bind(push.attrs)
         .bind(push.pull_request);
-    let evaluation = db.value(query).await?;
-    tell(db, evaluation).await;
-    Ok(evaluation)
+    pushed(db, query).await
 }
 
 /// The same of a trusted branch that went on from the head `known`. None: another push of it came since that was read.
@@ -239,6 +239,10 @@ pub async fn push_after(db: &Db, push: &Push<'_>, known: Option<&str>) -> Result
         .bind(push.commit)
         .bind(push.attrs)
         .bind(known);
+    pushed(db, query).await
+}
+
+async fn pushed(db: &Db, query: Query<'_, Postgres, PgArguments>) -> Result<Option<i64>> {
     let evaluation: Option<i64> = db.value(query).await?;
     if let Some(evaluation) = evaluation {
         tell(db, evaluation).await;

@@ -170,18 +170,28 @@ pub struct Consent<'a> {
     pub comment: i64,
     /// Whose it is.
     pub by: &'a str,
+    /// When it was written, in seconds of the database's clock; None: it names the whole commit.
+    pub written: Option<f64>,
 }
 
-/// Lets one head be built. False: it is not the head that is known, or the comment was used before.
+/// Lets one head be built. False: it is not the head that is known, or was not when the comment was written, or the comment was used
+/// before.
 pub async fn allow_pull_request(db: &Db, project: i32, number: i32, consent: &Consent<'_>) -> Result<bool> {
-    let query = sqlx::query("SELECT ci.allow_pull_request($1, $2, $3, $4, $5)").bind(project).bind(number);
-    db.value(query.bind(consent.commit).bind(consent.comment).bind(consent.by)).await
+    let query =
+        sqlx::query("SELECT ci.allow_pull_request($1, $2, $3, $4, $5, to_timestamp($6))").bind(project);
+    let query = query.bind(number).bind(consent.commit).bind(consent.comment).bind(consent.by);
+    db.value(query.bind(consent.written)).await
 }
 
 /// The head of a pull request, as far as we were told.
 pub async fn pull_request_head(db: &Db, project: i32, number: i32) -> Result<Option<String>> {
     let query = sqlx::query("SELECT commit_id FROM ci.pull_request WHERE project_id = $1 AND number = $2");
     Ok(db.column(query.bind(project).bind(number)).await?.pop())
+}
+
+/// What the database's clock shows, in seconds since 1970: that of a forge may be another.
+pub async fn now(db: &Db) -> Result<f64> {
+    db.value(sqlx::query("SELECT extract(epoch FROM ci.clock())::float8")).await
 }
 
 /// A head of a pull request waits for a collaborator: its forge shall hear so.

@@ -156,6 +156,7 @@ impl Listener {
 
     /// What was sent while the connection was away is lost: look now.
     fn lost(&mut self) -> Wake {
+        tracing::info!("the connection that listens was lost: looking at once, and listening anew");
         self.inner = None;
         self.trouble = Some("the connection that listens was lost".to_owned());
         self.next_try = Instant::now();

@@ -42,13 +42,23 @@ impl Group {
     }
 }
 
+/// What a login's comment begins with; the name of its database follows.
+const MARK: &str = "A login of harmonia-ci in the database ";
+
+/// Takes from a login what it may not have, and says nothing of what it does not have: even that would need a superuser, and who
+/// makes logins need be none. A new one has none of them.
+const POWERS: &str = "SELECT concat_ws(' ', CASE WHEN rolsuper THEN 'NOSUPERUSER' END, CASE WHEN rolcreatedb THEN 'NOCREATEDB' END, \
+     CASE WHEN rolcreaterole THEN 'NOCREATEROLE' END, CASE WHEN rolreplication THEN 'NOREPLICATION' END, \
+     CASE WHEN rolbypassrls THEN 'NOBYPASSRLS' END) FROM pg_roles WHERE oid = to_regrole($1)";
+
 /// Makes a pool's login, or sets it right again: password, connection limit, group, and no settings of its own. A
 /// builder can change its own login's password; this undoes it, so it is called at every reconcile.
 pub async fn ensure(admin_url: &str, login: &str, password: &str, connections: i32) -> Result<()> {
     ensure_in(admin_url, Group::Builder, login, password, connections).await
 }
 
-/// The same for a login of any group.
+/// The same for a login of any group. Logins belong to the whole server: one of another database there, perhaps of another
+/// installation with the same name, is refused.
 pub async fn ensure_in(
     admin_url: &str,
     group: Group,
@@ -62,9 +72,9 @@ pub async fn ensure_in(
     let mut admin = PgConnection::connect(admin_url).await?;
     let login = format!("\"{}\"", login.replace('"', "\"\""));
     let password = password.replace('\'', "''");
-    let exists: bool =
-        sqlx::query_scalar("SELECT to_regrole($1) IS NOT NULL").bind(&login).fetch_one(&mut admin).await?;
-    let verb = if exists { "ALTER" } else { "CREATE" };
+    let powers: Option<String> = sqlx::query_scalar(POWERS).bind(&login).fetch_optional(&mut admin).await?;
+    let mark = mark(&mut admin, &login).await?;
+    let verb = if powers.is_some() { "ALTER" } else { "CREATE" };
     let own: Vec<String> = sqlx::query_scalar(
         "SELECT format('ALTER ROLE %I IN DATABASE %I RESET ALL;', r.rolname, d.datname) FROM pg_db_role_setting s \
          JOIN pg_roles r ON r.oid = s.setrole JOIN pg_database d ON d.oid = s.setdatabase WHERE r.oid = to_regrole($1)",
@@ -79,18 +89,48 @@ pub async fn ensure_in(
         .collect();
     let sql = format!(
         "SET client_min_messages = warning;
-         {verb} ROLE {login} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOREPLICATION NOBYPASSRLS \
-           CONNECTION LIMIT {connections} PASSWORD '{password}';
+         {verb} ROLE {login} LOGIN {powers} CONNECTION LIMIT {connections} PASSWORD '{password}';
          ALTER ROLE {login} RESET ALL;
          {own}
          {settings}
-         GRANT {group} TO {login};",
+         GRANT {group} TO {login};
+         {mark}",
         own = own.concat(),
         settings = settings.concat(),
+        powers = powers.unwrap_or_default(),
         group = group.name(),
     );
     let made = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut admin).await;
     admin.close().await?;
     made?;
     Ok(())
+}
+
+/// What marks a login as one of this database. One of a database that is gone, or has another name by now, belongs to whoever has
+/// its data: a backup may have been restored under another name.
+async fn mark(admin: &mut PgConnection, login: &str) -> Result<String> {
+    let (here, comment): (String, Option<String>) = sqlx::query_as(
+        "SELECT current_database()::text, shobj_description(to_regrole($1)::oid, 'pg_authid')",
+    )
+    .bind(login)
+    .fetch_one(&mut *admin)
+    .await?;
+    let marked = comment.as_deref().and_then(|comment| comment.strip_prefix(MARK));
+    if let Some(other) = marked.filter(|marked| *marked != here) {
+        let exists = "SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)";
+        if sqlx::query_scalar(exists).bind(other).fetch_one(&mut *admin).await? {
+            return Err(taken(login, other));
+        }
+    }
+    let comment = format!("{MARK}{here}");
+    let sql = sqlx::query_scalar("SELECT format('COMMENT ON ROLE %s IS %L;', $1::text, $2::text)");
+    Ok(sql.bind(login).bind(comment).fetch_one(admin).await?)
+}
+
+fn taken(login: &str, other: &str) -> Error {
+    Error::WrongState(format!(
+        "the login {login} belongs to the database \"{other}\" on the same server: give this installation another name \
+         (fullnameOverride) and its pools other namespaces, or take another server; if that database is of no use any more, drop or \
+         rename it"
+    ))
 }

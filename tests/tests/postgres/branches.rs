@@ -3,6 +3,7 @@
 use futures::stream::{self, StreamExt};
 use harmonia_queue::branches::{self, Forge, ProjectSource, PullRequests, Push};
 use harmonia_queue::evaluations::{self, Claimed, Stage};
+use harmonia_queue::forges;
 use harmonia_queue::ingest::{Attr, Ingest};
 use harmonia_queue::mirror::{self, Resource};
 use harmonia_queue::people::{self, Ending, Project};
@@ -27,7 +28,7 @@ fn outside<'a>(branch: &'a str, commit: &'a str, number: i32) -> Push<'a> {
 }
 
 async fn push(farm: &Farm, push: Push<'_>) -> i64 {
-    branches::push(&farm.frontend, &push).await.unwrap()
+    branches::push(&farm.frontend, &push).await.unwrap().expect("it is the head")
 }
 
 async fn stage(farm: &Farm, id: i64) -> Stage {
@@ -199,6 +200,16 @@ async fn nothing_from_outside_ends_what_is_trusted() {
 }
 
 #[tokio::test]
+async fn what_was_proposed_before_the_head_is_not_built() {
+    let farm = farm().await;
+    let project = farm.value("SELECT id FROM ci.project WHERE name = 'main' AND id > $1", 0).await;
+    forges::see_pull_request(&farm.frontend, project, 7, "bb").await.unwrap();
+    let late = branches::push(&farm.frontend, &outside("refs/pull/7/head", "aa", 7)).await.unwrap();
+    assert_eq!(late, None);
+    push(&farm, outside("refs/pull/7/head", "bb", 7)).await;
+}
+
+#[tokio::test]
 async fn the_head_of_a_branch_is_where_it_was_last_pushed() {
     let farm = farm().await;
     push(&farm, at("main", "aa")).await;
@@ -213,7 +224,7 @@ async fn five_hundred_pushes_at_once_leave_one_evaluation() {
     let farm = farm().await;
     let push = |n: u32| {
         let (db, commit) = (farm.frontend.clone(), format!("{n:040x}"));
-        async move { branches::push(&db, &at("main", &commit)).await.unwrap() }
+        async move { branches::push(&db, &at("main", &commit)).await.unwrap().unwrap() }
     };
     // As many as have a connection: others would wait for one, and not for ever.
     stream::iter(0..500).map(push).buffer_unordered(8).collect::<Vec<_>>().await;

@@ -524,3 +524,48 @@ async fn a_retry_does_not_wait_for_an_input_that_was_lost_and_failed_meanwhile()
     assert_eq!(farm.state(jobs["top"]).await, "dep_failed");
     farm.assert_sound().await;
 }
+
+/// `top` waits, for its node did not get its input, which is there.
+async fn not_fetched(farm: &Farm, node: &Session) {
+    let claim = farm.claim(node).await;
+    assert_eq!(name(&claim), "top");
+    let path = store_path("leaf", "leaf");
+    assert!(node.input_missing(claim.fence, &path).await.unwrap());
+    signer::settle_missing(&farm.signer, &path, false).await.unwrap();
+    farm.settle().await;
+}
+
+#[tokio::test]
+async fn what_a_node_cannot_fetch_although_it_is_there_another_builds() {
+    let (farm, pool, node) = Farm::small(1).await;
+    farm.queue("main", &[("leaf", &[]), ("top", &["leaf"])]).await;
+    let claim = farm.claim(&node).await;
+    farm.succeed(&node, &claim).await;
+    let other = farm.node(&pool, "other").await;
+    farm.settle().await;
+    not_fetched(&farm, &node).await;
+    assert!(node.claim(1).await.unwrap().is_empty());
+    assert_eq!(farm.build_all(&other).await, ["top"]);
+    farm.assert_sound().await;
+}
+
+#[tokio::test]
+async fn what_no_node_can_fetch_although_it_is_there_ends_with_a_sentence() {
+    let (farm, _, node) = Farm::small(1).await;
+    let jobs = farm.queue("main", &[("leaf", &[]), ("top", &["leaf"]), ("above", &["top"])]).await;
+    let claim = farm.claim(&node).await;
+    farm.succeed(&node, &claim).await;
+    farm.settle().await;
+    for _ in 0..10 {
+        assert_eq!(farm.state(jobs["top"]).await, "ready");
+        not_fetched(&farm, &node).await;
+    }
+    assert_eq!(farm.state(jobs["top"]).await, "failed");
+    assert_eq!(farm.state(jobs["above"]).await, "dep_failed");
+    let error: String = farm.value("SELECT error FROM ci.job WHERE id = $1", jobs["top"]).await;
+    let words = ["10 times", "node node", &store_path("leaf", "leaf"), "trusted-public-keys"];
+    assert!(words.iter().all(|word| error.contains(word)), "{error}");
+    farm.assert_sound().await;
+    farm.queue("main", &[("leaf", &[]), ("top", &["leaf"])]).await;
+    assert_eq!(farm.state(jobs["top"]).await, "ready");
+}

@@ -44,7 +44,7 @@ fn at<'a>(branch: &'a str, commit: &'a str) -> Push<'a> {
 }
 
 async fn push(farm: &Farm, branch: &str, commit: &str) -> i64 {
-    branches::push(&farm.frontend, &at(branch, commit)).await.unwrap()
+    branches::push(&farm.frontend, &at(branch, commit)).await.unwrap().unwrap()
 }
 
 async fn push_after(farm: &Farm, commit: &str, known: Option<&str>) -> Option<i64> {
@@ -148,7 +148,7 @@ async fn a_branch_that_was_pushed_to_meanwhile_is_not_gone() {
 }
 
 async fn allow(farm: &Farm, project: i32, commit: &str, comment: i64) -> bool {
-    let consent = Consent { commit, comment, by: "ann" };
+    let consent = Consent { commit, comment, by: "ann", written: None };
     forges::allow_pull_request(&farm.frontend, project, 7, &consent).await.unwrap()
 }
 
@@ -171,6 +171,27 @@ async fn a_comment_is_used_once_and_a_new_push_needs_another() {
         assert!(!allow(&farm, project, "2", comment).await, "{comment}");
     }
     assert!(allow(&farm, project, "2", 6).await);
+}
+
+#[tokio::test]
+async fn consent_is_for_a_head_that_was_seen_before_the_comment_was_written() {
+    let (farm, project) = farm().await;
+    let early = forges::now(&farm.frontend).await.unwrap();
+    farm.advance(10.0).await;
+    forges::see_pull_request(&farm.frontend, project, 7, "1").await.unwrap();
+    let allow = async |commit: &str, comment: i64, written: f64| {
+        let consent = Consent { commit, comment, by: "ann", written: Some(written) };
+        forges::allow_pull_request(&farm.frontend, project, 7, &consent).await.unwrap()
+    };
+    assert!(!allow("1", 1, early).await && !allow("1", 1, early + 10.0).await);
+    farm.advance(10.0).await;
+    forges::see_pull_request(&farm.frontend, project, 7, "1").await.unwrap();
+    forges::still_open(&farm.frontend, project, 7).await.unwrap();
+    assert!(allow("1", 1, early + 11.0).await, "that it is still there makes it no newer");
+    farm.advance(10.0).await;
+    forges::see_pull_request(&farm.frontend, project, 7, "2").await.unwrap();
+    assert!(!allow("2", 2, early + 29.0).await);
+    assert!(allow("2", 2, early + 31.0).await);
 }
 
 #[tokio::test]
@@ -208,6 +229,32 @@ async fn the_newest_evaluation_of_a_commit_speaks_for_it() {
     farm.database.execute("UPDATE ci.evaluation SET commit_id = '1' WHERE branch = 'main'").await;
     let reports = due(&farm).await;
     assert_eq!(reports.iter().find(|report| report.commit == "1").unwrap().evaluation, Some(newer));
+}
+
+#[tokio::test]
+async fn what_stands_for_nothing_any_more_lets_another_branch_speak_for_the_commit() {
+    let (farm, project) = farm().await;
+    let first = push(&farm, "main", "1").await;
+    let told = async |expected: i64| {
+        let reports = due(&farm).await;
+        let report = reports.iter().find(|report| report.commit == "1").unwrap();
+        assert_eq!(report.evaluation, Some(expected));
+        assert!(end(&farm, report, None).await);
+    };
+    told(first).await;
+    let second = push(&farm, "feature", "1").await;
+    told(second).await;
+    push(&farm, "feature", "2").await;
+    told(first).await;
+    let third = push(&farm, "topic", "1").await;
+    told(third).await;
+    forges::end_branch(&farm.frontend, project, "topic", "deleted", None).await.unwrap();
+    told(first).await;
+    // Nobody else is at it: it was ended, and that is said.
+    push(&farm, "main", "3").await;
+    let speaks: i64 =
+        farm.value("SELECT evaluation_id FROM ci.report WHERE commit_id = '1' AND $1 = 0", 0).await;
+    assert_eq!((speaks, stage(&farm, first).await), (first, Stage::Cancelled));
 }
 
 #[tokio::test]

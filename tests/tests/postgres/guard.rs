@@ -13,7 +13,7 @@ use harmonia_queue::resolver::{self, Resolver};
 use harmonia_queue::signer::{self, Verdict};
 use harmonia_queue::{Error, Fence, janitor, logins};
 use harmonia_tests::farm::{Farm, PoolHandle, SYSTEM, derivation, drv_path, holder};
-use harmonia_tests::pg::Login;
+use harmonia_tests::pg::{Database, Login, Server};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
 use crate::listener::{NEVER, listen};
@@ -148,11 +148,12 @@ async fn a_builder_calls_ten_functions_and_no_other() {
 
 #[tokio::test]
 async fn an_evaluator_calls_no_function_of_builders_or_signers() {
-    const SIGNER_FUNCTIONS: [&str; 9] = [
+    const SIGNER_FUNCTIONS: [&str; 10] = [
         "check_claim",
         "accept",
         "unpublished",
         "finish",
+        "give_up",
         "missing_reports",
         "settle_missing",
         "forget",
@@ -611,6 +612,52 @@ async fn changed_settings_of_a_login_are_put_right() {
     .await
     .unwrap();
     assert_eq!(left, 0);
+}
+
+#[tokio::test]
+async fn powers_of_a_login_are_taken_from_it() {
+    let (farm, pool) = farm_and_pool().await;
+    let role = &pool.login.role;
+    let powers = "SUPERUSER CREATEDB CREATEROLE REPLICATION BYPASSRLS";
+    farm.database.execute(&format!("ALTER ROLE {role} {powers}")).await;
+    logins::ensure(&farm.database.direct_url(), role, &pool.login.password, 10).await.unwrap();
+    let left: bool = sqlx::query_scalar(
+        "SELECT rolsuper OR rolcreatedb OR rolcreaterole OR rolreplication OR rolbypassrls FROM pg_roles WHERE rolname = $1",
+    )
+    .bind(role)
+    .fetch_one(&farm.database.admin())
+    .await
+    .unwrap();
+    assert!(!left);
+}
+
+#[tokio::test]
+async fn a_login_of_another_database_on_the_server_is_not_taken_unless_that_is_gone() {
+    let (one, server) = (Farm::new().await.database, Server::shared());
+    let other = server.empty_database().await;
+    let (admin, role) = (server.unique("admin"), server.unique("login"));
+    // Who may make logins, and is no superuser.
+    server.execute(&format!("CREATE ROLE {admin} LOGIN CREATEROLE PASSWORD 'secret'")).await;
+    server.execute(&format!("GRANT harmonia_signer TO {admin} WITH ADMIN OPTION")).await;
+    let ensure = async |database: &Database, password: &str| {
+        let url = database.direct_url_as(&admin, "secret");
+        logins::ensure_in(&url, Group::Signer, &role, password, 10).await
+    };
+    for password in ["first", "theirs"] {
+        ensure(&other, password).await.unwrap();
+    }
+    let refused = ensure(&one, "mine").await.unwrap_err();
+    let sentence = format!("the login \"{role}\" belongs to the database \"{}\"", other.name());
+    assert!(matches!(&refused, Error::WrongState(words) if words.contains(&sentence)), "{refused:?}");
+    PgConnection::connect(&other.direct_url_as(&role, "theirs")).await.unwrap().close().await.unwrap();
+
+    // A backup was restored under another name, and the database of before is called otherwise.
+    let (now, before) = (format!("{}'s", other.name()), other.name());
+    server.execute(&format!("ALTER DATABASE {before} RENAME TO \"{now}\"")).await;
+    ensure(&one, "mine").await.unwrap();
+    PgConnection::connect(&one.direct_url_as(&role, "mine")).await.unwrap();
+    server.execute(&format!("ALTER DATABASE \"{now}\" RENAME TO {before}")).await;
+    assert!(matches!(ensure(&other, "theirs").await, Err(Error::WrongState(_))));
 }
 
 #[tokio::test]

@@ -156,3 +156,17 @@ async fn what_a_trusted_evaluation_wants_is_never_built_among_the_untrusted() {
     assert_eq!(here.claim(1).await.unwrap()[0].drv_path, drv_path("shared"));
     farm.assert_sound().await;
 }
+
+#[tokio::test]
+async fn of_a_removed_project_only_what_has_not_ended_is_looked_at() {
+    let (farm, _, node) = Farm::small(1).await;
+    farm.queue("main", &[("a", &[])]).await;
+    farm.build_all(&node).await;
+    let open = farm.queue("main", &[("b", &[])]).await;
+    assert!(people::remove_project(&farm.operator, "main").await.unwrap());
+    let looked_at = "SELECT array_agg(subject) FROM ci.event WHERE kind = 'v' AND $1 = 0";
+    assert_eq!(farm.value::<Vec<i64>>(looked_at, 0).await, [open.id]);
+    farm.settle().await;
+    assert_eq!(farm.state(open["b"]).await, "cancelled");
+    farm.assert_sound().await;
+}

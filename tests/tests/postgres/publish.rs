@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use harmonia_queue::Fence;
 use harmonia_queue::builder::{Claim, Failure, Session};
 use harmonia_queue::ingest::{self, KnownPath, Node};
 use harmonia_queue::people::{self, Ending};
@@ -254,4 +255,76 @@ async fn an_upload_begins_whatever_else_the_same_call_names() {
     let claim = farm.claim(&session).await;
     session.start_upload(&[stale.fence, claim.fence]).await.unwrap();
     assert_eq!(farm.state(claim.fence.job).await, "uploading");
+}
+
+// --- what cannot be published
+
+#[tokio::test]
+async fn what_cannot_be_published_fails_with_the_words_of_the_signer() {
+    let (farm, session, claim) = running(two_outputs("lib")).await;
+    accept(&farm, &session, &claim, made("lib")).await;
+    assert!(signer::give_up(&farm.signer, claim.fence, "forget it").await.unwrap());
+    farm.settle().await;
+    assert_eq!(farm.state(claim.fence.job).await, "failed");
+    assert_eq!(recorded(&farm).await, 0);
+    let why = people::why(&farm.frontend, claim.fence.job).await.unwrap();
+    assert!(why[0].1.contains("forget it"), "{why:?}");
+    assert_eq!(accept(&farm, &session, &claim, made("lib")).await, Verdict::Stale);
+    farm.assert_sound().await;
+    assert!(people::rebuild(&farm.frontend, claim.fence.job).await.unwrap());
+    farm.settle().await;
+    assert_eq!(farm.build_all(&session).await, ["lib"]);
+}
+
+#[tokio::test]
+async fn a_path_that_a_build_showed_is_not_known_any_more_once_it_is_given_up() {
+    let (farm, session, claim) = running(floating("floating")).await;
+    accept(&farm, &session, &claim, vec![output("out", &store_path("content", "floating"))]).await;
+    assert!(signer::give_up(&farm.signer, claim.fence, "forget it").await.unwrap());
+    assert_eq!(signer::realised(&farm.signer, std::slice::from_ref(&claim.drv_path)).await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn an_earlier_attempt_gives_up_nothing() {
+    let (farm, session, claim) = running(derivation("leaf", &[])).await;
+    accept(&farm, &session, &claim, vec![output("out", &store_path("leaf", "leaf"))]).await;
+    let earlier = Fence { attempt: claim.fence.attempt - 1, ..claim.fence };
+    assert!(!signer::give_up(&farm.signer, earlier, "forget it").await.unwrap());
+    assert_eq!(farm.state(claim.fence.job).await, "accepted");
+}
+
+#[tokio::test]
+async fn what_is_not_accepted_is_not_given_up() {
+    let (farm, _, claim) = running(derivation("leaf", &[])).await;
+    assert!(!signer::give_up(&farm.signer, claim.fence, "forget it").await.unwrap());
+    assert_eq!(farm.state(claim.fence.job).await, "building");
+}
+
+#[tokio::test]
+async fn what_another_build_made_of_a_path_is_not_given_up_with_it() {
+    let (farm, session, claim) = running(derivation("leaf", &[])).await;
+    let mine = output("out", &store_path("leaf", "leaf"));
+    ingest::record_paths(&farm.evaluator, &[from_elsewhere(&mine, vec![1; 32])]).await.unwrap();
+    assert_eq!(accept(&farm, &session, &claim, vec![mine]).await, Verdict::Adopted);
+    assert!(signer::give_up(&farm.signer, claim.fence, "forget it").await.unwrap());
+    assert_eq!(recorded(&farm).await, 1);
+}
+
+// --- what is forgotten
+
+#[tokio::test]
+async fn what_a_node_built_is_forgotten_and_nothing_else() {
+    let (farm, pool, session) = Farm::small(1).await;
+    farm.queue("main", &[("a", &[]), ("b", &[])]).await;
+    let claim = farm.claim(&session).await;
+    farm.succeed(&session, &claim).await;
+    let other = farm.node(&pool, "other").await;
+    farm.settle().await;
+    farm.build_all(&other).await;
+    let ids = signer::nodes_named(&farm.signer, "other").await.unwrap();
+    assert_eq!(signer::to_forget(&farm.signer, &[], None).await.unwrap(), Vec::<String>::new());
+    let going = signer::to_forget(&farm.signer, &[], Some(ids[0])).await.unwrap();
+    assert_eq!(going.len(), 1);
+    assert_eq!(signer::forget(&farm.signer, &[], Some(ids[0])).await.unwrap(), going);
+    assert_eq!(recorded(&farm).await, 1);
 }

@@ -5,7 +5,8 @@ use std::time::Duration;
 use harmonia_queue::branches::{self, ProjectSource, Push};
 use harmonia_queue::builder::{self, Failure, Session};
 use harmonia_queue::evaluations::{self, Request};
-use harmonia_queue::ingest::Node;
+use harmonia_queue::ingest::{Ingest, Node};
+use harmonia_queue::leader::Leadership;
 use harmonia_queue::people::{self, Ending, Project};
 use harmonia_queue::signer::{self, Finished, Verdict};
 use harmonia_queue::{Db, Error, Fence, janitor, resolver};
@@ -442,6 +443,19 @@ async fn of_two_signers_one_finishes() {
 }
 
 #[tokio::test]
+async fn what_one_signer_finishes_another_does_not_give_up() {
+    let (farm, _, node, _) = impatient(1).await;
+    let claim = farm.claim(&node).await;
+    farm.accept(&node, &claim).await;
+    let Fence { job, attempt } = claim.fence;
+    let held = open_words(&farm, &format!("SELECT ci.finish('{{{job}}}', '{{{attempt}}}')")).await;
+    assert!(!signer::give_up(&farm.signer, claim.fence, "forget it").await.unwrap());
+    commit(held).await;
+    assert_eq!(farm.state(job).await, "succeeded");
+    farm.assert_sound().await;
+}
+
+#[tokio::test]
 async fn what_its_builder_speaks_of_is_finished_when_it_has_spoken() {
     let (farm, pool, node, _) = impatient(1).await;
     let claim = farm.claim(&node).await;
@@ -743,4 +757,56 @@ async fn the_reaper_does_not_wait_for_a_heartbeat() {
     janitor::reap(&farm.operator, lead.generation).await.unwrap();
     commit(held).await;
     node.heartbeat(&[], None).await.unwrap();
+}
+
+// --- what is removed while somebody comes for it
+
+#[tokio::test]
+async fn an_evaluation_is_not_begun_in_a_project_that_is_just_removed() {
+    let (farm, ..) = patient(1).await;
+    let held = open_words(&farm, "SELECT ci.remove_project('main')").await;
+    let db = farm.evaluator.clone();
+    let begin = async move { Ingest::begin(&db, "main", "git", None, None, false).await.map(drop) };
+    let begun = after(&farm, held, begin).await;
+    assert!(matches!(begun, Err(Error::NotFound(_))), "{begun:?}");
+}
+
+/// A node that was away for days: nothing is left of its sessions.
+async fn long_gone(farm: &Farm, node: &Session) -> Leadership {
+    node.deregister().await.unwrap();
+    farm.advance(2.0 * 86_400.0).await;
+    farm.database.execute("DELETE FROM ci.session").await;
+    farm.lead().await
+}
+
+#[tokio::test]
+async fn a_node_that_registers_again_is_not_removed_and_not_waited_for() {
+    let (farm, pool, node, _) = impatient(1).await;
+    let lead = long_gone(&farm, &node).await;
+    let mut held = open(&pool.login.direct_url).await;
+    let register = sqlx::query("SELECT ci.register('node', 'the secret of a node', 1)");
+    register.execute(&mut held).await.unwrap();
+    janitor::prune(&farm.operator, lead.generation).await.unwrap();
+    commit(held).await;
+    assert_eq!(farm.value::<i64>("SELECT count(*) FROM ci.session WHERE $1 = 0", 0).await, 1);
+}
+
+#[tokio::test]
+async fn a_kind_of_node_is_not_removed_while_a_node_of_it_registers() {
+    let (farm, pool, node, _) = patient(1).await;
+    let lead = long_gone(&farm, &node).await;
+    // It stops when it knows its kind, before it has a session of it.
+    let stop = "CREATE FUNCTION public.stop() RETURNS trigger LANGUAGE plpgsql AS
+                  $$ BEGIN PERFORM pg_advisory_xact_lock(7); RETURN NEW; END $$;
+                CREATE TRIGGER stop BEFORE INSERT ON ci.session FOR EACH ROW EXECUTE FUNCTION public.stop()";
+    farm.database.execute(stop).await;
+    let held = open_words(&farm, "SELECT pg_advisory_xact_lock(7)").await;
+    let db = pool.db.clone();
+    let register = tokio::spawn(async move {
+        Session::register(&db, &builder::Node::new("node", "the secret of a node", 1)).await
+    });
+    assert!(waits(&farm, &register).await);
+    janitor::prune(&farm.operator, lead.generation).await.unwrap();
+    commit(held).await;
+    register.await.unwrap().unwrap();
 }

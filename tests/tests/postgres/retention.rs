@@ -1,6 +1,7 @@
 //! What the past leaves behind, and for how long.
 
 use harmonia_queue::branches::{self, ProjectSource, Push};
+use harmonia_queue::builder::Session;
 use harmonia_queue::ingest::Ingest;
 use harmonia_queue::leader::Leadership;
 use harmonia_queue::{Error, evaluations as queued, forges, janitor};
@@ -132,7 +133,7 @@ async fn old_push(branch: &str, pull_request: Option<i32>) -> (Farm, i32, i64) {
         attrs: &[],
         pull_request,
     };
-    let id = branches::push(&farm.frontend, &push).await.unwrap();
+    let id = branches::push(&farm.frontend, &push).await.unwrap().unwrap();
     queued::claim(&farm.evaluator, "one").await.unwrap();
     let mut ingest = Ingest::of(&farm.evaluator, id);
     ingest.add(vec![derivation("leaf", &[])]).await.unwrap();
@@ -268,6 +269,96 @@ async fn a_running_build_of_an_old_evaluation_stays_until_it_has_ended() {
     farm.settle().await;
     retain(&farm, &lead).await;
     assert!(!is_known(&farm, "lone").await);
+}
+
+#[tokio::test]
+async fn evaluations_that_share_their_jobs_go_without_a_break() {
+    let (farm, _, node) = Farm::small(1).await;
+    for _ in 0..3 {
+        evaluate(&farm, "main", "leaf", "old").await;
+    }
+    farm.build_all(&node).await;
+    farm.advance(YEAR).await;
+    let new = evaluate(&farm, "main", "lone", "new").await;
+    let lead = farm.lead().await;
+    while farm.value::<i32>("SELECT ci.retain($1, 1)", lead.generation).await > 0 {}
+    assert_eq!(evaluations(&farm).await, [new]);
+    assert!(!is_known(&farm, "old").await && !is_known(&farm, "leaf").await);
+}
+
+#[tokio::test]
+async fn an_evaluation_goes_although_its_attributes_are_many() {
+    let (farm, old, new, lead) = old_and_new().await;
+    let attrs = format!("INSERT INTO ci.evaluation_attr SELECT {old}, n FROM generate_series(1, 7) n");
+    farm.database.execute(&attrs).await;
+    while farm.value::<i32>("SELECT ci.retain($1, 2)", lead.generation).await > 0 {}
+    assert_eq!(evaluations(&farm).await, [new]);
+    assert!(!is_known(&farm, "old").await);
+}
+
+#[tokio::test]
+async fn what_waits_for_a_build_to_end_keeps_no_other_evaluation() {
+    let (farm, _, node) = Farm::small(1).await;
+    let mut ingest = farm.begin("main").await;
+    ingest.add(vec![derivation("lone", &[])]).await.unwrap();
+    let waits = ingest.complete(&[]).await.unwrap();
+    farm.settle().await;
+    farm.claim(&node).await;
+    evaluate(&farm, "main", "leaf", "old").await;
+    farm.advance(YEAR).await;
+    let new = evaluate(&farm, "main", "leaf", "new").await;
+    let lead = farm.lead().await;
+    retain(&farm, &lead).await;
+    assert_eq!(evaluations(&farm).await, [waits, new]);
+    assert!(!is_known(&farm, "old").await);
+}
+
+/// A push to the branch `release` that is evaluated and built.
+async fn push(farm: &Farm, node: &Session, commit: &str) -> i64 {
+    let (attrs, pull_request) = (&[][..], None);
+    let push = Push {
+        project: "main",
+        source: "git",
+        branch: "release",
+        commit,
+        untrusted: false,
+        attrs,
+        pull_request,
+    };
+    let id = branches::push(&farm.frontend, &push).await.unwrap().unwrap();
+    if queued::claim(&farm.evaluator, "one").await.unwrap().is_some() {
+        let mut ingest = Ingest::of(&farm.evaluator, id);
+        ingest.add(vec![derivation(commit, &[])]).await.unwrap();
+        ingest.complete(&[]).await.unwrap();
+        farm.settle().await;
+        farm.build_all(node).await;
+    }
+    id
+}
+
+#[tokio::test]
+async fn the_commit_to_which_a_branch_was_set_back_stays() {
+    let (farm, _, node) = Farm::small(1).await;
+    let (first, _, third) =
+        (push(&farm, &node, "aa").await, push(&farm, &node, "bb").await, push(&farm, &node, "cc").await);
+    assert_eq!(push(&farm, &node, "aa").await, first);
+    farm.advance(YEAR).await;
+    let lead = farm.lead().await;
+    retain(&farm, &lead).await;
+    assert_eq!(evaluations(&farm).await, [first, third]);
+}
+
+#[tokio::test]
+async fn what_somebody_made_by_hand_does_not_stand_for_a_push() {
+    let (farm, _, node) = Farm::small(1).await;
+    let pushed = push(&farm, &node, "aa").await;
+    let by_hand = evaluate(&farm, "release", "leaf", "one").await;
+    farm.build_all(&node).await;
+    farm.database.execute("UPDATE ci.evaluation SET commit_id = 'aa'").await;
+    farm.advance(YEAR).await;
+    let lead = farm.lead().await;
+    retain(&farm, &lead).await;
+    assert_eq!(evaluations(&farm).await, [pushed, by_hand]);
 }
 
 #[tokio::test]

@@ -351,8 +351,16 @@ impl Queue {
         }
         for job in self.jobs.values_mut().filter(|job| job.missing == Some(path)) {
             job.missing = None;
-            // Nobody here can make it again.
-            if gone && !makers && job.state == State::Blocked {
+            if job.state != State::Blocked {
+                continue;
+            }
+            if !gone {
+                // Its node does not get what is there.
+                job.interruptions += 1;
+                job.avoid = Some(self.sessions[job.session].node);
+            }
+            // Nobody here can make it again, or nobody gets it.
+            if gone && !makers || job.interruptions >= INTERRUPTIONS {
                 job.state = State::Failed;
             }
         }
