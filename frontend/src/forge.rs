@@ -33,6 +33,7 @@ use harmonia_queue::people::Who;
 use harmonia_service::secret::SecretError;
 use harmonia_service::sentence::sentence;
 use harmonia_service::settings::{Settings, SettingsError};
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 pub use call::ForgeError;
@@ -54,8 +55,8 @@ pub trait Forge: Send + Sync {
     /// Whether the forge itself sent this, by the secret that it shares with us.
     fn verify(&self, headers: &HeaderMap, body: &[u8]) -> Result<bool, SecretError>;
 
-    /// What it says has happened.
-    fn parse(&self, headers: &HeaderMap, body: &[u8]) -> Result<Event, Unreadable>;
+    /// What it says has happened, if it matters.
+    fn parse(&self, headers: &HeaderMap, body: &[u8]) -> Result<Option<Event>, Unreadable>;
 
     /// What the forge calls this delivery.
     fn delivery(&self, headers: &HeaderMap) -> Option<String>;
@@ -89,8 +90,10 @@ pub struct PullRequest {
     pub head: String,
     /// It is neither merged nor closed.
     pub open: bool,
-    /// It comes from another repository.
+    /// It comes from another repository, or is no branch of its own.
     pub outside: bool,
+    /// What the forge's clock showed when it said so.
+    pub as_of: Option<Timestamp>,
 }
 
 /// The branches of a repository.

@@ -94,7 +94,7 @@ impl Frontend {
         let finder = Finder::new(&bucket, counts.clone());
         let anonymous = settings.parse("anonymous_read")?.unwrap_or(false);
         let admission = Arc::new(Admission::new(db.clone(), anonymous));
-        let shelf = Shelf::new(bucket.clone());
+        let shelf = Shelf::new(bucket.clone(), shelf::PROGRAMS);
         let (hub, (closing, closed)) = (Arc::new(Hub::new()), watch::channel(false));
         let public_keys = PublicKeys::new(settings, finder.clone())?;
         let gateway = Gateway {
@@ -114,18 +114,11 @@ impl Frontend {
         let url = serve::own_url(settings, address)?;
         let public_url = settings.get("public_url").map_or(url.as_str(), |url| url.trim_end_matches('/'));
         let forges = Arc::new(Forges::new(settings, db.clone(), public_url, forge_counts)?);
-        let api = Api::new(
-            admission.clone(),
-            db.clone(),
-            shelf.clone(),
-            hub.clone(),
-            closed.clone(),
-            forges.clone(),
-        );
+        let api = Api::new(admission.clone(), db.clone(), shelf, hub.clone(), closed.clone(), forges.clone());
         let shared = Shared {
             admission,
             db: db.clone(),
-            shelf,
+            shelf: Shelf::new(bucket.clone(), shelf::PAGES),
             public_keys,
             hub: hub.clone(),
             forges: forges.clone(),

@@ -27,7 +27,12 @@ impl Target {
         })
     }
 
-    /// By whether each project that it is about is theirs.
+    /// Whether one project decides, by whether it is theirs.
+    fn is_decided_by(self, theirs: bool) -> bool {
+        theirs == matches!(self, Self::Rebuild(_))
+    }
+
+    /// By whether each project that it is about is theirs, or those up to the one that decides.
     fn is_allowed(self, theirs: &[bool]) -> bool {
         match self {
             Self::Rebuild(_) => theirs.contains(&true),
@@ -52,6 +57,9 @@ pub async fn is_allowed(
             }
             _ => false,
         });
+        if theirs.last().is_some_and(|last| target.is_decided_by(*last)) {
+            break;
+        }
     }
     Ok(target.is_allowed(&theirs))
 }
@@ -86,6 +94,13 @@ mod tests {
             assert_eq!(Target::Rebuild(1).is_allowed(theirs), rebuild, "{theirs:?}");
             assert_eq!(Target::Cancel(1).is_allowed(theirs), cancel, "{theirs:?}");
             assert_eq!(Target::Evaluation(1).is_allowed(theirs), cancel, "{theirs:?}");
+            for target in [Target::Rebuild(1), Target::Cancel(1)] {
+                let asked = theirs
+                    .iter()
+                    .position(|one| target.is_decided_by(*one))
+                    .map_or(theirs.len(), |at| at + 1);
+                assert_eq!(target.is_allowed(&theirs[..asked]), target.is_allowed(theirs), "{theirs:?}");
+            }
         }
     }
 }

@@ -14,10 +14,15 @@ use harmonia_service::sentence::sentence;
 use tokio::sync::Semaphore;
 
 use crate::find::Away;
-use crate::unpack::{self, accepts_zstd, unpacked};
+use crate::unpack::{PATIENCE, accepts_zstd, unpacked};
 
 /// Plain bytes, as they are unpacked.
 pub type Plain = BoxStream<'static, io::Result<Bytes>>;
+
+/// Unpacking takes 8 MB at the very worst: so many programs read logs at once,
+pub const PROGRAMS: usize = 32;
+/// and so many pages, which take what they show of a log as fast as the bucket gives it.
+pub const PAGES: usize = 16;
 
 /// Large objects, and the right to unpack them.
 #[derive(Clone)]
@@ -27,9 +32,9 @@ pub struct Shelf {
 }
 
 impl Shelf {
-    /// Of this bucket.
-    pub fn new(bucket: Bucket) -> Self {
-        Self { bucket, permits: unpack::permits() }
+    /// Of this bucket, for so many readers at once.
+    pub fn new(bucket: Bucket, readers: usize) -> Self {
+        Self { bucket, permits: Arc::new(Semaphore::new(readers)) }
     }
 
     /// An object, packed for whoever can read that. None: there is no such thing.
@@ -74,7 +79,7 @@ impl Shelf {
             .clone()
             .try_acquire_owned()
             .map_err(|_| Problem::unavailable("too many logs are read at once: try again in a moment"))?;
-        let plain = unpacked(opened.pieces, permit).map_err(|error| {
+        let plain = unpacked(opened.pieces, permit, PATIENCE).map_err(|error| {
             tracing::warn!(object, error = sentence(&error), "an object cannot be unpacked");
             Problem::from(Away)
         })?;

@@ -2,27 +2,22 @@
 //! by piece for everybody else.
 
 use std::io;
-use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::http::{HeaderMap, header};
 use futures::{Stream, StreamExt, TryStreamExt, stream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use zstd::stream::raw::{DParameter, Decoder, Operation};
 
 /// Builders run foreign code, and a compressed object says how much memory it takes to unpack. 2^23: no more than 8 MB,
 /// which is what zstd's highest ordinary level asks for.
 const WINDOW: u32 = 23;
-/// 32 times 8 MB, at the very worst, is what readers at once can make this process take.
-const AT_ONCE: usize = 32;
+/// How long a log may take to be read: a reader who takes nothing keeps others from theirs.
+pub const PATIENCE: Duration = Duration::from_secs(600);
 /// No log of ours has more than 64 MB; a few bytes that unpack to more than this are an attack.
 const MOST: u64 = 256 << 20;
 const PIECE: usize = 64 << 10;
-
-/// The right to unpack.
-pub fn permits() -> Arc<Semaphore> {
-    Arc::new(Semaphore::new(AT_ONCE))
-}
 
 /// Whether the client says that it can unpack a log by itself.
 pub fn accepts_zstd(headers: &HeaderMap) -> bool {
@@ -39,10 +34,12 @@ pub fn accepts(headers: &HeaderMap, known: &str) -> bool {
     })
 }
 
-/// The plain bytes. What does not unpack breaks off.
+/// The plain bytes. What does not unpack breaks off, and so does what was not read within `patience`: the permit is free then, and the
+/// memory, though nobody asks for another piece.
 pub fn unpacked<E>(
     packed: impl Stream<Item = Result<Bytes, E>> + Send + Unpin + 'static,
     permit: OwnedSemaphorePermit,
+    patience: Duration,
 ) -> io::Result<impl Stream<Item = io::Result<Bytes>> + Send>
 where
     E: std::error::Error + Send + Sync + 'static,
@@ -50,11 +47,39 @@ where
     let mut decoder = Decoder::new()?;
     decoder.set_parameter(DParameter::WindowLogMax(WINDOW))?;
     let unpacker = Unpacker { decoder, input: Bytes::new(), more: false, within: false, given: 0 };
-    let start = (packed.map_err(io::Error::other), unpacker, permit);
-    Ok(stream::try_unfold(start, |(mut packed, mut unpacker, permit)| async move {
-        let piece = unpacker.next(&mut packed).await?;
-        Ok(piece.map(|piece| (piece, (packed, unpacker, permit))))
+    let (out, pieces) = mpsc::channel(1);
+    let packed = packed.map_err(io::Error::other);
+    tokio::spawn(async move {
+        let _permit = permit;
+        tokio::select! {
+            () = pump(packed, unpacker, &out) => {}
+            () = out.closed() => {}
+            () = tokio::time::sleep(patience) => {}
+        }
+    });
+    Ok(stream::try_unfold(pieces, |mut pieces| async move {
+        match pieces.recv().await {
+            Some(Ok(Some(piece))) => Ok(Some((piece, pieces))),
+            Some(Ok(None)) => Ok(None),
+            Some(Err(error)) => Err(error),
+            None => Err(io::ErrorKind::TimedOut.into()),
+        }
     }))
+}
+
+/// Passes on piece by piece, and the end. Whoever hears no end was cut off.
+async fn pump(
+    mut packed: impl Stream<Item = io::Result<Bytes>> + Unpin,
+    mut unpacker: Unpacker,
+    out: &mpsc::Sender<io::Result<Option<Bytes>>>,
+) {
+    loop {
+        let piece = unpacker.next(&mut packed).await;
+        let goes_on = matches!(piece, Ok(Some(_)));
+        if out.send(piece).await.is_err() || !goes_on {
+            return;
+        }
+    }
 }
 
 struct Unpacker {
@@ -101,8 +126,15 @@ impl Unpacker {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use std::io::Write;
+    use std::sync::Arc;
+
+    use tokio::sync::Semaphore;
 
     use super::*;
+
+    fn permit() -> OwnedSemaphorePermit {
+        Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap()
+    }
 
     fn pack(plain: &[u8]) -> Vec<u8> {
         zstd::encode_all(plain, 3).unwrap()
@@ -111,8 +143,8 @@ mod tests {
     async fn unpack(packed: &[u8], chunk: usize) -> io::Result<Vec<u8>> {
         let chunks: Vec<_> =
             packed.chunks(chunk).map(|c| io::Result::Ok(Bytes::copy_from_slice(c))).collect();
-        let permit = permits().try_acquire_owned().unwrap();
-        let pieces: Vec<Bytes> = unpacked(stream::iter(chunks), permit)?.try_collect().await?;
+        let pieces = unpacked(stream::iter(chunks), permit(), PATIENCE)?;
+        let pieces: Vec<Bytes> = pieces.try_collect().await?;
         assert!(pieces.iter().all(|piece| piece.len() <= PIECE));
         Ok(pieces.concat())
     }
@@ -162,10 +194,27 @@ mod tests {
     async fn a_few_bytes_that_unpack_to_too_much_break_off() {
         let frame = pack(&vec![0; 1 << 20]);
         let frames = io::Result::Ok(Bytes::from(frame.repeat(300)));
-        let permit = permits().try_acquire_owned().unwrap();
-        let pieces = unpacked(stream::iter([frames]), permit).unwrap();
+        let pieces = unpacked(stream::iter([frames]), permit(), PATIENCE).unwrap();
         let outcome = pieces.try_fold(0, |sum, piece| async move { Ok(sum + piece.len()) }).await;
         assert_eq!(outcome.unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+    }
+
+    #[tokio::test]
+    async fn who_does_not_read_keeps_nobody_out_for_ever() {
+        let permits = Arc::new(Semaphore::new(1));
+        let begin = |patience: Duration| {
+            let chunks = [io::Result::Ok(Bytes::from(pack(&text())))];
+            let pieces =
+                unpacked(stream::iter(chunks), permits.clone().try_acquire_owned().unwrap(), patience);
+            Box::pin(pieces.unwrap())
+        };
+        let mut slow = begin(Duration::from_millis(50));
+        slow.try_next().await.unwrap().unwrap();
+        drop(permits.acquire().await.unwrap());
+        let rest = slow.try_fold((), |(), _| async { Ok(()) }).await;
+        assert_eq!(rest.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        drop(begin(PATIENCE));
+        drop(permits.acquire().await.unwrap());
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! be is bounded. An attempt's last words may never have come by the database: once it has ended, the archive has them.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::response::Response;
 use axum::response::sse;
@@ -19,9 +19,12 @@ use tokio::sync::mpsc;
 use super::Api;
 use super::log::object;
 use super::utf8::text_of;
+use crate::shelf::Plain;
 
 /// How often the database is asked.
 const LOOK: Duration = Duration::from_secs(1);
+/// How long an archive that does not answer is asked again.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// Events that wait for a slow client, each of up to 64 KiB.
 const AHEAD: usize = 4;
 
@@ -150,17 +153,36 @@ impl Follower {
         Ok(offset)
     }
 
-    /// What the archive has of it, from an offset on. Answers where that ends.
+    /// What the archive has of it, from an offset on. Answers where that ends. An archive that does not answer is asked again for a
+    /// while: only who says that there is nothing is believed at once.
     async fn archived(&self, attempt: i64, mut offset: u64) -> Result<u64, Gone> {
         let Some(object) = object(&self.drv_path, attempt) else { return Ok(offset) };
-        let Ok(Some(mut plain)) = self.api.shelf.plain(&object).await else { return Ok(offset) };
+        let mut since = Instant::now();
+        while since.elapsed() < PATIENCE {
+            match self.api.shelf.plain(&object).await {
+                Ok(None) => return Ok(offset),
+                Ok(Some(plain)) => match self.copy(attempt, offset, plain).await? {
+                    Copied::Whole(end) => return Ok(end),
+                    Copied::Part(end) if end > offset => (offset, since) = (end, Instant::now()),
+                    Copied::Part(_) => {}
+                },
+                Err(_) => {}
+            }
+            self.pause().await?;
+        }
+        tracing::warn!(object, "whoever follows a log does not hear the end of it");
+        Ok(offset)
+    }
+
+    /// Sends what lies behind an offset.
+    async fn copy(&self, attempt: i64, mut offset: u64, mut plain: Plain) -> Result<Copied, Gone> {
         let (mut at, mut held) = (0, Vec::new());
         while let Some(bytes) = plain.next().await {
             let bytes = match bytes {
                 Ok(bytes) => bytes,
                 Err(error) => {
-                    tracing::warn!(object, error = sentence(&error), "a log breaks off");
-                    break;
+                    tracing::warn!(attempt, error = sentence(&error), "a log breaks off");
+                    return Ok(Copied::Part(offset));
                 }
             };
             // What is held back lies right before what comes; all before that is known.
@@ -172,7 +194,7 @@ impl Follower {
             held.drain(..usize::try_from(end - offset).unwrap_or(held.len()));
             offset = end;
         }
-        self.piece(attempt, offset, &held, true).await
+        self.piece(attempt, offset, &held, true).await.map(Copied::Whole)
     }
 
     /// Sends bytes as text. Answers where the next ones begin.
@@ -209,6 +231,14 @@ impl Follower {
             () = self.out.closed() => Err(Gone),
         }
     }
+}
+
+/// Up to where a log was sent,
+enum Copied {
+    /// its end,
+    Whole(u64),
+    /// or where it broke off.
+    Part(u64),
 }
 
 enum Next {

@@ -5,9 +5,10 @@ use harmonia_queue::branches::{self, PullRequests, Push};
 use harmonia_queue::forges::{self, Consent, Follower, Repository, pull_request_ref};
 use harmonia_service::problem::Problem;
 use harmonia_service::sentence::sentence;
+use jiff::Timestamp;
 
 use super::call::ForgeError;
-use super::payload::{Event, What};
+use super::payload::{Event, What, Wish, is_commit};
 use super::{Known, PullRequest};
 
 /// What came of it.
@@ -18,6 +19,7 @@ pub struct Outcome {
     /// What is evaluated now.
     pub evaluations: Vec<i64>,
     accepted: bool,
+    homeless: bool,
 }
 
 impl Outcome {
@@ -27,11 +29,15 @@ impl Outcome {
     }
 
     fn evaluated(evaluation: i64) -> Self {
-        Self { reason: "evaluated".to_owned(), evaluations: vec![evaluation], accepted: true }
+        Self { evaluations: vec![evaluation], ..Self::noted("evaluated") }
     }
 
     fn noted(reason: impl Into<String>) -> Self {
-        Self { reason: reason.into(), evaluations: Vec::new(), accepted: true }
+        Self { accepted: true, ..Self::ignored(reason) }
+    }
+
+    fn homeless() -> Self {
+        Self { homeless: true, ..Self::ignored("no project has this repository") }
     }
 
     /// Whether it changed anything.
@@ -39,20 +45,23 @@ impl Outcome {
         self.accepted
     }
 
+    /// Whether it was of a repository that no project has. One that comes later may have it.
+    pub fn is_homeless(&self) -> bool {
+        self.homeless
+    }
+
     /// For every project that a repository has.
     fn join(self, other: Self) -> Self {
         let accepted = self.accepted || other.accepted;
         let reason = if self.accepted || self.reason == other.reason { self.reason } else { other.reason };
-        Self { reason, evaluations: [self.evaluations, other.evaluations].concat(), accepted }
+        let evaluations = [self.evaluations, other.evaluations].concat();
+        Self { reason, evaluations, accepted, homeless: false }
     }
 }
 
 /// Does what an event asks for.
 pub async fn act(db: &Db, known: &Known, event: Event) -> Result<Outcome, Problem> {
     let Event { repository, what } = event;
-    if what == What::Nothing {
-        return Ok(Outcome::ignored("nothing that would be built"));
-    }
     let desk = Desk { db, known, repository: &repository };
     let mut outcome: Option<Outcome> = None;
     for follower in forges::followers(db, &known.instance, &repository).await? {
@@ -62,7 +71,7 @@ pub async fn act(db: &Db, known: &Known, event: Event) -> Result<Outcome, Proble
             None => next,
         });
     }
-    Ok(outcome.unwrap_or_else(|| Outcome::ignored("no project has this repository")))
+    Ok(outcome.unwrap_or_else(Outcome::homeless))
 }
 
 struct Desk<'a> {
@@ -77,6 +86,12 @@ struct Outside<'a> {
     head: &'a str,
 }
 
+/// Who wrote a pull request, and who pushed its head: not always the same, for others may push to a fork.
+struct People<'a> {
+    author: &'a str,
+    sender: Option<&'a str>,
+}
+
 impl Desk<'_> {
     async fn act_for(&self, follower: &Follower, what: &What) -> Result<Outcome, Problem> {
         match what {
@@ -86,15 +101,12 @@ impl Desk<'_> {
             What::Proposed { head, branch, outside: false, .. } => {
                 self.pushed(follower, branch, "", head).await
             }
-            What::Proposed { number, head, author, .. } => {
-                let outside = Outside { number: *number, head };
-                self.proposed_outside(follower, &outside, author).await
+            What::Proposed { number, head, author, sender, .. } => {
+                let people = People { author, sender: sender.as_deref() };
+                self.proposed_outside(follower, &Outside { number: *number, head }, &people).await
             }
             What::Closed { number } => self.closed(follower, *number).await,
-            What::Asked { number, person, comment, commit } => {
-                self.asked(follower, *number, person, *comment, commit).await
-            }
-            What::Nothing => Ok(Outcome::default()),
+            What::Asked { number, wish } => self.asked(follower, *number, wish).await,
         }
     }
 
@@ -159,7 +171,7 @@ impl Desk<'_> {
         &self,
         follower: &Follower,
         outside: &Outside<'_>,
-        author: &str,
+        people: &People<'_>,
     ) -> Result<Outcome, Problem> {
         let known = forges::pull_request_head(self.db, follower.id, outside.number).await?;
         if known.is_some_and(|known| known != outside.head)
@@ -171,7 +183,7 @@ impl Desk<'_> {
         let allowed = match follower.pull_requests {
             PullRequests::All => true,
             PullRequests::None => false,
-            PullRequests::Collaborators => self.may_write(author).await?,
+            PullRequests::Collaborators => self.may_both_write(people).await?,
         };
         match (allowed, follower.pull_requests) {
             (true, _) => self.build(follower, outside).await,
@@ -185,40 +197,40 @@ impl Desk<'_> {
         }
     }
 
-    /// The comment is for the head that its author could see: one that we know of, and that is still the head.
-    async fn asked(
-        &self,
-        follower: &Follower,
-        number: i32,
-        person: &str,
-        comment: i64,
-        commit: &str,
-    ) -> Result<Outcome, Problem> {
+    /// The comment is for the head that its author could see: one that was known here before it was written, and that is still the
+    /// head. What names the whole commit is for that, whenever it was pushed; of fewer digits somebody may find another that has them.
+    async fn asked(&self, follower: &Follower, number: i32, wish: &Wish) -> Result<Outcome, Problem> {
         if follower.pull_requests == PullRequests::None {
             return Ok(Outcome::ignored("the project builds no pull requests from outside"));
         }
-        if !self.may_write(person).await? {
+        if !self.may_write(&wish.person).await? {
             return Ok(Outcome::ignored("whoever asks may not push to the repository"));
         }
         let known = forges::pull_request_head(self.db, follower.id, number).await?;
+        // Before the forge says what its clock shows.
+        let before = forges::now(self.db).await?;
         let now = self.pull_request(number).await?;
         if !now.open || !now.outside {
             return Ok(Outcome::ignored("it is closed, or built when its branch is pushed to"));
         }
-        if known.as_ref().is_some_and(|known| *known != now.head) || !now.head.starts_with(commit) {
+        if known.as_ref() != Some(&now.head) {
             // Whoever comments again has seen this one.
             forges::see_pull_request(self.db, follower.id, number, &now.head).await?;
+        }
+        if known.is_some_and(|known| known != now.head) || !now.head.starts_with(&wish.commit) {
             return Ok(Outcome::ignored(
                 "another commit was pushed meanwhile: look at it, and comment again",
             ));
         }
-        if known.is_none() {
-            forges::see_pull_request(self.db, follower.id, number, &now.head).await?;
-        }
-        let consent = Consent { commit: &now.head, comment, by: person };
+        let written = match written(before, now.as_of, wish.written) {
+            _ if is_commit(&wish.commit) => None,
+            None => return Ok(Outcome::ignored("nobody knows when that was written: name the whole commit")),
+            written => written,
+        };
+        let consent = Consent { commit: &now.head, comment: wish.comment, by: &wish.person, written };
         if !forges::allow_pull_request(self.db, follower.id, number, &consent).await? {
             return Ok(Outcome::ignored(
-                "another commit was pushed meanwhile, or the comment was used before",
+                "the comment was used before, or is older than what we know of this commit: look at it, and comment again",
             ));
         }
         self.build(follower, &Outside { number, head: &now.head }).await
@@ -235,11 +247,18 @@ impl Desk<'_> {
             attrs: &follower.attrs,
             pull_request: Some(outside.number),
         };
-        Ok(Outcome::evaluated(branches::push(self.db, &push).await?))
+        let evaluation = branches::push(self.db, &push).await?;
+        Ok(evaluation
+            .map_or_else(|| Outcome::ignored("another commit is its head by now"), Outcome::evaluated))
     }
 
     async fn pull_request(&self, number: i32) -> Result<PullRequest, Problem> {
         self.known.forge.pull_request(self.repository, number).await.map_err(away)
+    }
+
+    async fn may_both_write(&self, People { author, sender }: &People<'_>) -> Result<bool, Problem> {
+        let Some(sender) = sender else { return Ok(false) };
+        Ok(self.may_write(author).await? && (sender == author || self.may_write(sender).await?))
     }
 
     async fn may_write(&self, person: &str) -> Result<bool, Problem> {
@@ -247,8 +266,29 @@ impl Desk<'_> {
     }
 }
 
+/// When a comment was written by the database's clock, which may show another time than the forge's: by its age, and rather too early,
+/// for the forge tells whole seconds. `before` is when the forge had not yet answered.
+fn written(before: f64, as_of: Option<Timestamp>, written: Option<Timestamp>) -> Option<f64> {
+    let age = as_of?.duration_since(written?).as_secs_f64();
+    Some(before - age.max(0.0) - 1.0)
+}
+
 fn away(error: ForgeError) -> Problem {
     let error = sentence(&error);
     tracing::warn!(error, "a forge could not be asked");
     Problem::unavailable(format!("the forge could not be asked: {error}; deliver this again"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_comment_is_as_old_as_its_forge_says_whatever_our_clock_shows() {
+        let at = |second: i64| Timestamp::from_second(second).ok();
+        assert_eq!(written(5000.0, at(1030), at(1000)), Some(4969.0));
+        assert_eq!(written(5000.0, at(1000), at(1030)), Some(4999.0), "nothing was written later than now");
+        assert_eq!(written(5000.0, None, at(1000)), None);
+        assert_eq!(written(5000.0, at(1000), None), None);
+    }
 }

@@ -4,6 +4,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::http::{HeaderMap, StatusCode};
 use harmonia_service::secret::SecretError;
+use jiff::Timestamp;
+use jiff::fmt::rfc2822::DateTimeParser;
 use reqwest::redirect::Policy;
 use reqwest::{Client, Method, RequestBuilder, Response, Url};
 use serde::de::DeserializeOwned;
@@ -106,20 +108,31 @@ impl Http {
 
 /// Sends a request and reads the answer.
 pub async fn ask<T: DeserializeOwned>(request: RequestBuilder) -> Result<T, ForgeError> {
-    let body = send(request).await?;
-    serde_json::from_slice(&body).map_err(ForgeError::Unreadable)
+    ask_dated(request).await.map(|(answer, _)| answer)
+}
+
+/// The same, with what the forge's clock showed when it answered.
+pub async fn ask_dated<T: DeserializeOwned>(
+    request: RequestBuilder,
+) -> Result<(T, Option<Timestamp>), ForgeError> {
+    let (headers, body) = exchange(request).await?;
+    Ok((serde_json::from_slice(&body).map_err(ForgeError::Unreadable)?, date(&headers)))
 }
 
 /// Sends a request; what the answer says does not matter.
-pub async fn send(request: RequestBuilder) -> Result<Vec<u8>, ForgeError> {
+pub async fn send(request: RequestBuilder) -> Result<(), ForgeError> {
+    exchange(request).await.map(drop)
+}
+
+async fn exchange(request: RequestBuilder) -> Result<(HeaderMap, Vec<u8>), ForgeError> {
     let response = request.send().await.map_err(unreachable)?;
     let (status, headers) = (response.status(), response.headers().clone());
     let body = read(response).await?;
     if status.is_success() {
-        return Ok(body);
+        return Ok((headers, body));
     }
     let to = headers.get("location").filter(|_| status.is_redirection());
-    Err(match (pause(status, &headers, now()), to) {
+    Err(match (pause(status, &headers, &body, now()), to) {
         (Some(wait), _) => ForgeError::Limited(wait),
         (None, Some(to)) => ForgeError::Moved { to: shortened(&String::from_utf8_lossy(to.as_bytes())) },
         (None, None) => ForgeError::Refused { status, words: shortened(&String::from_utf8_lossy(&body)) },
@@ -145,8 +158,14 @@ fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// How long a forge wants to be left in peace, if that is what it says.
-fn pause(status: StatusCode, headers: &HeaderMap, now: Duration) -> Option<Duration> {
+/// When the forge answered, by its own clock: to the second that had begun.
+fn date(headers: &HeaderMap) -> Option<Timestamp> {
+    let text = headers.get("date")?.to_str().ok()?;
+    DateTimeParser::new().parse_timestamp(text).ok()
+}
+
+/// How long a forge wants to be left in peace, if that is what it says. GitHub says it of its secondary limit in words alone, at times.
+fn pause(status: StatusCode, headers: &HeaderMap, body: &[u8], now: Duration) -> Option<Duration> {
     let number =
         |name: &str| headers.get(name)?.to_str().ok()?.trim().parse::<u64>().ok().map(Duration::from_secs);
     let spent = number("x-ratelimit-remaining").is_some_and(|left| left.is_zero());
@@ -158,6 +177,7 @@ fn pause(status: StatusCode, headers: &HeaderMap, now: Duration) -> Option<Durat
             number("x-ratelimit-reset").map_or(PAUSE, |reset| reset.saturating_sub(now))
         }
         StatusCode::TOO_MANY_REQUESTS => PAUSE,
+        StatusCode::FORBIDDEN if String::from_utf8_lossy(body).to_lowercase().contains("rate limit") => PAUSE,
         _ => return None,
     };
     Some(wait.clamp(Duration::from_secs(1), LONGEST_PAUSE))
@@ -174,9 +194,13 @@ mod tests {
     use super::*;
 
     fn wait(status: u16, headers: &[(&'static str, &str)]) -> Option<u64> {
+        wait_for(status, headers, b"")
+    }
+
+    fn wait_for(status: u16, headers: &[(&'static str, &str)], body: &[u8]) -> Option<u64> {
         let headers = headers.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
         let status = StatusCode::from_u16(status).unwrap();
-        pause(status, &headers.collect(), Duration::from_secs(1000)).map(|wait| wait.as_secs())
+        pause(status, &headers.collect(), body, Duration::from_secs(1000)).map(|wait| wait.as_secs())
     }
 
     #[test]
@@ -185,6 +209,24 @@ mod tests {
         assert_eq!(wait(429, &[("retry-after", "17")]), Some(17));
         assert_eq!(wait(403, &[("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "1300")]), Some(300));
         assert_eq!(wait(429, &[]), Some(60));
+    }
+
+    #[test]
+    fn a_limit_that_is_told_in_words_alone_is_one() {
+        let words = br#"{"message": "You have exceeded a secondary rate limit. Please wait a few minutes"}"#;
+        let left = [("x-ratelimit-remaining", "4999"), ("x-ratelimit-reset", "1300")];
+        assert_eq!(wait_for(403, &left, words), Some(60));
+        assert_eq!(wait_for(403, &[("retry-after", "17")], words), Some(17));
+        assert_eq!(wait_for(403, &left, br#"{"message": "Resource not accessible by integration"}"#), None);
+        assert_eq!(wait_for(404, &[], words), None);
+    }
+
+    #[test]
+    fn what_a_forges_clock_shows_is_known_to_the_second() {
+        let read =
+            |text: &str| date(&[("date".parse().unwrap(), text.parse().unwrap())].into_iter().collect());
+        assert_eq!(read("Thu, 01 Jan 1970 00:00:07 GMT"), Timestamp::from_second(7).ok());
+        assert_eq!(read("yesterday"), None);
     }
 
     #[test]

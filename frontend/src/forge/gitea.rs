@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::alike::{Project, known, list, may_push};
-use super::call::{ForgeError, Http, ask, send};
+use super::call::{ForgeError, Http, ask, ask_dated, send};
 use super::payload::{self, Event, Unreadable, is_outside};
 use super::words::Status;
 use super::{Forge, Heads, PullRequest, signature};
@@ -46,6 +46,8 @@ struct Proposal {
 
 #[derive(Deserialize)]
 struct Side {
+    #[serde(rename = "ref")]
+    reference: String,
     sha: String,
     repo_id: i64,
 }
@@ -88,7 +90,7 @@ impl Forge for Gitea {
         signature::fits(&self.webhook_secret, body, word(headers, "x-gitea-signature"))
     }
 
-    fn parse(&self, headers: &HeaderMap, body: &[u8]) -> Result<Event, Unreadable> {
+    fn parse(&self, headers: &HeaderMap, body: &[u8]) -> Result<Option<Event>, Unreadable> {
         payload::parse(word(headers, "x-gitea-event"), body)
     }
 
@@ -104,7 +106,7 @@ impl Forge for Gitea {
         page: &str,
     ) -> Result<(), ForgeError> {
         let request = self.request(Method::POST, repository, &["statuses", commit], &[])?;
-        send(request.json(&status.document(page))).await.map(drop)
+        send(request.json(&status.document(page))).await
     }
 
     async fn may_write(&self, repository: &Repository, person: &str) -> Result<bool, ForgeError> {
@@ -117,9 +119,10 @@ impl Forge for Gitea {
 
     async fn pull_request(&self, repository: &Repository, number: i32) -> Result<PullRequest, ForgeError> {
         let path = ["pulls", &number.to_string()];
-        let Proposal { state, head, base } = ask(self.request(Method::GET, repository, &path, &[])?).await?;
-        let outside = is_outside(Some(head.repo_id), Some(base.repo_id));
-        Ok(PullRequest { head: head.sha, open: state == "open", outside })
+        let asked = ask_dated(self.request(Method::GET, repository, &path, &[])?).await?;
+        let (Proposal { state, head, base }, as_of) = asked;
+        let outside = is_outside(Some(head.repo_id), Some(base.repo_id), &head.reference);
+        Ok(PullRequest { head: head.sha, open: state == "open", outside, as_of })
     }
 
     async fn head(&self, repository: &Repository, branch: &str) -> Result<Option<String>, ForgeError> {

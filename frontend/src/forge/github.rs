@@ -12,7 +12,7 @@ use serde::Deserialize;
 pub use app::App;
 
 use super::alike::{Project, known, list, may_push};
-use super::call::{ForgeError, ask, send};
+use super::call::{ForgeError, ask, ask_dated, send};
 use super::gitea::word;
 use super::payload::{self, Event, Unreadable, is_outside};
 use super::words::Status;
@@ -49,6 +49,8 @@ struct Proposal {
 
 #[derive(Deserialize)]
 struct Side {
+    #[serde(rename = "ref")]
+    reference: String,
     sha: String,
     repo: Option<Numbered>,
 }
@@ -96,7 +98,7 @@ impl Forge for GitHub {
         signature::fits(&self.webhook_secret, body, signature)
     }
 
-    fn parse(&self, headers: &HeaderMap, body: &[u8]) -> Result<Event, Unreadable> {
+    fn parse(&self, headers: &HeaderMap, body: &[u8]) -> Result<Option<Event>, Unreadable> {
         payload::parse(word(headers, "x-github-event"), body)
     }
 
@@ -112,7 +114,7 @@ impl Forge for GitHub {
         page: &str,
     ) -> Result<(), ForgeError> {
         let request = self.request(Method::POST, repository, &["statuses", commit], &[]).await?;
-        send(request.json(&status.document(page))).await.map(drop)
+        send(request.json(&status.document(page))).await
     }
 
     async fn may_write(&self, repository: &Repository, person: &str) -> Result<bool, ForgeError> {
@@ -122,11 +124,11 @@ impl Forge for GitHub {
 
     async fn pull_request(&self, repository: &Repository, number: i32) -> Result<PullRequest, ForgeError> {
         let path = ["pulls", &number.to_string()];
-        let Proposal { state, head, base } =
-            ask(self.request(Method::GET, repository, &path, &[]).await?).await?;
+        let asked = ask_dated(self.request(Method::GET, repository, &path, &[]).await?).await?;
+        let (Proposal { state, head, base }, as_of) = asked;
         let id = |side: &Side| side.repo.as_ref().map(|repo| repo.id);
-        let outside = is_outside(id(&head), id(&base));
-        Ok(PullRequest { head: head.sha, open: state == "open", outside })
+        let outside = is_outside(id(&head), id(&base), &head.reference);
+        Ok(PullRequest { head: head.sha, open: state == "open", outside, as_of })
     }
 
     async fn head(&self, repository: &Repository, branch: &str) -> Result<Option<String>, ForgeError> {

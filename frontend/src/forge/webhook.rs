@@ -9,6 +9,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
 use futures::StreamExt;
+use harmonia_nix::Sha256;
 use harmonia_queue::forges;
 use harmonia_service::problem::Problem;
 use harmonia_service::sentence::sentence;
@@ -108,9 +109,14 @@ async fn take(
         return Ok(("seen", Outcome::ignored("this delivery was dealt with before")));
     }
     let event = known.forge.parse(headers, &body).map_err(|error| Problem::bad_request(error.to_string()))?;
-    let outcome = act(&forges.db, known, event).await?;
-    // Not before: what breaks off half-way may be delivered again.
-    forges::keep_delivery(&forges.db, &known.name, &keys).await?;
+    let outcome = match event {
+        Some(event) => act(&forges.db, known, event).await?,
+        None => Outcome::ignored("nothing that would be built"),
+    };
+    // Not before: what breaks off half-way may be delivered again. So may what came before its project did.
+    if !outcome.is_homeless() {
+        forges::keep_delivery(&forges.db, &known.name, &keys).await?;
+    }
     Ok((if outcome.accepted() { "accepted" } else { "ignored" }, outcome))
 }
 
@@ -149,13 +155,5 @@ fn keys(known: &Known, headers: &HeaderMap, body: &[u8]) -> Vec<String> {
         .forge
         .delivery(headers)
         .map(|name| format!("id {}", name.chars().take(NAME).collect::<String>()));
-    name.into_iter().chain([format!("body {}", hex(body))]).collect()
-}
-
-fn hex(body: &[u8]) -> String {
-    ring::digest::digest(&ring::digest::SHA256, body)
-        .as_ref()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    name.into_iter().chain([format!("body {}", Sha256::of(body).hex())]).collect()
 }

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use super::Web;
 use super::ask::{Asked, Numbered};
 use super::frame::{Page, Trouble};
-use super::log::{END, Part, lines, tools};
+use super::log::{END, Part, Window, tools};
 use super::parts::{badge, build_link, button, number, project_link, seconds, since, table, tone, up_to};
 use super::visitor::{Looking, Visitor};
 use super::watch;
@@ -218,31 +218,44 @@ fn log_of(build: &Build, attempts: &[Attempt]) -> String {
     }
 }
 
-/// The end of its log: followed while it is open, read from the archive afterwards.
+/// The end of its log: followed while it is open, read from the archive afterwards. All else on the page does not need the archive.
 async fn log(web: &Web, build: &Build, attempts: &[Attempt]) -> Result<Markup, Trouble> {
-    let id = build.id;
-    let archived =
-        if build.is_open() { None } else { web.archived(build, attempts, None, &Part::End(END)).await? };
-    let begun = watch::now(web, build).await?;
-    Ok(html! {
-        section #log data-log=(log_of(build, attempts)) {
-            h2 { "Log" }
-            @if build.is_open() {
-                p.legend { label { input #follow type="checkbox" checked; " Follow" } " · " span #log-state { "as it is written" } }
-                div hx-ext="sse" sse-connect=(format!("/builds/{id}/log/live")) sse-close="end" {
-                    div hidden sse-swap="whole" hx-target="#lines" hx-swap="innerHTML" {}
-                    div hidden sse-swap="lines" hx-target="#lines" hx-swap="beforeend" {}
-                    div.log.live #lines role="log" aria-label="Log" tabindex="0" { (PreEscaped(begun)) }
-                }
-            } @else if let Some((attempt, window)) = archived {
-                (tools(id, attempt, None))
-                p.legend {
-                    "The last " (number(window.lines.len() as i64)) " of " (number(window.all as i64)) " lines of attempt " (attempt)
-                    " · " a href=(format!("/builds/{id}/log?attempt={attempt}")) { "more of it" }
-                    " · " a href=(format!("/api/builds/{id}/log?attempt={attempt}")) { "plain text" }
-                }
-                div.log role="region" aria-label="Log" tabindex="0" { (lines(&window)) }
-            } @else { p { "There is none." } }
+    let content = if build.is_open() {
+        being_written(build.id, watch::now(web, build).await?)
+    } else {
+        match web.archived(build, attempts, None, &Part::End(END)).await {
+            Ok(Some((attempt, window))) => end_of(build.id, attempt, window),
+            Ok(None) => html! { p { "There is none." } },
+            Err(problem) => html! { p { "The log cannot be read now: " (problem.detail()) } },
         }
-    })
+    };
+    Ok(html! { section #log data-log=(log_of(build, attempts)) { h2 { "Log" } (content) } })
+}
+
+fn being_written(id: i64, begun: String) -> Markup {
+    html! {
+        p.legend { label { input #follow type="checkbox" checked; " Follow" } " · " span #log-state { "as it is written" } }
+        div hx-ext="sse" sse-connect=(format!("/builds/{id}/log/live")) sse-close="end" {
+            div hidden sse-swap="whole" hx-target="#lines" hx-swap="innerHTML" {}
+            div hidden sse-swap="lines" hx-target="#lines" hx-swap="beforeend" {}
+            div.log.live #lines role="log" aria-label="Log" tabindex="0" { (PreEscaped(begun)) }
+        }
+    }
+}
+
+fn end_of(id: i64, attempt: i64, mut window: Window) -> Markup {
+    let wanted = window.lines.len();
+    let painted = window.paint_lines(&Part::End(END));
+    html! {
+        (tools(id, attempt, None))
+        p.legend {
+            "The last " (number(window.lines.len() as i64)) " of " (number(window.all as i64)) " lines of attempt " (attempt)
+            " · " a href=(format!("/builds/{id}/log?attempt={attempt}")) { "more of it" }
+            " · " a href=(format!("/api/builds/{id}/log?attempt={attempt}")) { "plain text" }
+        }
+        @if window.lines.len() < wanted {
+            p { "The lines before them are too long for this page: " a href=(format!("/builds/{id}/log?attempt={attempt}&line=1")) { "the whole log" } " has them." }
+        }
+        div.log role="region" aria-label="Log" tabindex="0" { (painted) }
+    }
 }

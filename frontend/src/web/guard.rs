@@ -4,7 +4,7 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, HttpBody};
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, Uri, header};
 use axum::middleware::Next;
@@ -21,7 +21,7 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 /// Nothing but our own files, no script or style within a page, in nobody's frame. Forms go to ourselves.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
-/// Pages of this size are packed while the reader waits.
+/// Pages up to this size are packed while the reader waits; longer ones are sent as they are.
 const MOST: usize = 8 << 20;
 
 const HEADERS: &[(&str, &str)] = &[
@@ -79,7 +79,8 @@ async fn dress(mut response: Response, packs: bool) -> Response {
     headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
     let html =
         headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/html"));
-    if !html || !packs {
+    let short = response.body().size_hint().upper().is_some_and(|bytes| bytes <= MOST as u64);
+    if !html || !packs || !short {
         return response;
     }
     let (mut parts, body) = response.into_parts();
@@ -105,4 +106,21 @@ pub fn packed(plain: &[u8], level: Compression) -> Option<Vec<u8>> {
 /// Whether the client unpacks by itself.
 pub fn accepts_gzip(headers: &HeaderMap) -> bool {
     crate::unpack::accepts(headers, "gzip")
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::response::Html;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_page_that_is_too_long_to_be_packed_is_sent_as_it_is() {
+        for (length, packed) in [(1000, true), (MOST, true), (MOST + 1, false)] {
+            let answer = dress(Html("x".repeat(length)).into_response(), true).await;
+            assert_eq!(answer.status(), 200);
+            assert_eq!(answer.headers().contains_key("content-encoding"), packed, "{length}");
+            assert!(answer.headers().contains_key("content-security-policy"));
+        }
+    }
 }

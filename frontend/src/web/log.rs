@@ -9,7 +9,7 @@ use axum::response::{IntoResponse, Response};
 use futures::StreamExt;
 use harmonia_queue::builds::{self, Attempt, Build};
 use harmonia_service::problem::Problem;
-use maud::{Markup, html};
+use maud::{Markup, PreEscaped, html};
 use serde::Deserialize;
 
 use super::Web;
@@ -27,6 +27,8 @@ const LISTED: usize = 1000;
 pub const END: usize = 300;
 /// Found lines, at most.
 const FOUND: usize = 200;
+/// Bytes of HTML that lines of a page may take: every letter of a log can have a colour of its own.
+const PAINTED: usize = 4 << 20;
 /// A longer line is cut here and goes on as another one: its bytes are in memory.
 const LONGEST: usize = 64 << 10;
 
@@ -150,10 +152,38 @@ impl Web {
     }
 }
 
-/// Lines as HTML.
-pub fn lines(window: &Window) -> Markup {
-    let mut painter = Painter::default();
-    html! { @for (n, text) in &window.lines { (line(Some(*n), painter.line(text))) } }
+impl Window {
+    /// Its lines as HTML. If that is too much, those that are left out are lines of it no more: the first ones of an end, the last
+    /// ones of anything else.
+    pub fn paint(&mut self, part: &Part, line: impl Fn(u64, &Line, &mut Painter) -> Markup) -> Markup {
+        let (mut painter, mut painted, mut size) = (Painter::default(), VecDeque::new(), 0);
+        for (n, text) in &self.lines {
+            let html = line(*n, text, &mut painter).into_string();
+            size += html.len();
+            painted.push_back(html);
+            if size > PAINTED && !matches!(part, Part::End(_)) {
+                painted.pop_back();
+                break;
+            }
+            while size > PAINTED
+                && let Some(first) = painted.pop_front()
+            {
+                size -= first.len();
+            }
+        }
+        let left_out = self.lines.len() - painted.len();
+        self.more |= left_out > 0;
+        match part {
+            Part::End(_) => drop(self.lines.drain(..left_out)),
+            _ => self.lines.truncate(painted.len()),
+        }
+        PreEscaped(Vec::from(painted).concat())
+    }
+
+    /// The same, as they are in the log.
+    pub fn paint_lines(&mut self, part: &Part) -> Markup {
+        self.paint(part, |n, text, painter| line(Some(n), painter.line(text)))
+    }
 }
 
 /// One line; those of a log whose beginning is not known have no number.
@@ -192,13 +222,20 @@ pub async fn show(
         (None, None) => Part::End(LISTED),
     };
     let read = web.archived(&build, &attempts, which.attempt, &part).await?;
+    let read = read.map(|(attempt, mut window)| {
+        let painted = match part {
+            Part::With(_) => window.paint(&part, |n, text, _| hit(id, attempt, n, text)),
+            _ => window.paint_lines(&part),
+        };
+        (attempt, window, painted)
+    });
     let address = |attempt: i64, more: &str| format!("/builds/{id}/log?attempt={attempt}{more}");
     let content = html! {
         p.crumbs { a href=(format!("/builds/{id}")) { "Build " (id) } }
         h1 { "Log of " (build.name()) " " (badge(&build.state)) }
         @match &read {
             None => p { "No attempt has left a log yet. " a href=(format!("/builds/{id}#log")) { "The build" } " shows what is being written." },
-            Some((attempt, window)) => {
+            Some((attempt, window, painted)) => {
                 (tools(id, *attempt, found))
                 p.legend {
                     @match &part {
@@ -211,9 +248,7 @@ pub async fn show(
                 @if let Some((first, _)) = window.lines.first().filter(|(first, _)| *first > 1 && found.is_none()) {
                     p { a href=(address(*attempt, &format!("&line={}", first.saturating_sub(LISTED as u64 - 20).max(1)))) rel="prev" { "Earlier lines" } }
                 }
-                div.log role="region" aria-label="Log" tabindex="0" {
-                    @if found.is_some() { (hits(id, *attempt, window)) } @else { (lines(window)) }
-                }
+                div.log role="region" aria-label="Log" tabindex="0" { (painted) }
                 @if let (Part::From(_), true, Some((last, _))) = (&part, window.more, window.lines.last()) {
                     p.further { a href=(address(*attempt, &format!("&line={}", last + 21))) rel="next" { "Later lines" } }
                 }
@@ -238,12 +273,11 @@ pub fn tools(build: i64, attempt: i64, found: Option<&str>) -> Markup {
     }
 }
 
-fn hits(build: i64, attempt: i64, window: &Window) -> Markup {
+/// A line that was found; what colours those before it left on is not known.
+fn hit(build: i64, attempt: i64, n: u64, text: &Line) -> Markup {
     html! {
-        @for (n, text) in &window.lines {
-            div.l { a.n href=(format!("/builds/{build}/log?attempt={attempt}&line={n}#L{n}")) aria-label=(format!("line {n} and those around it")) { (n) }
-                span { (Painter::default().line(text)) } }
-        }
+        div.l { a.n href=(format!("/builds/{build}/log?attempt={attempt}&line={n}#L{n}")) aria-label=(format!("line {n} and those around it")) { (n) }
+            span { (Painter::default().line(text)) } }
     }
 }
 
@@ -290,6 +324,25 @@ mod tests {
         let window = read(text.as_bytes(), 1000, Part::With("ERROR".to_owned()));
         assert_eq!((window.lines.len(), window.more), (FOUND, true));
         assert_eq!(numbers(&window)[..3], [1, 3, 4]);
+    }
+
+    #[test]
+    fn lines_that_take_too_much_html_are_left_out() {
+        let text = "\u{1b}[31mx\u{1b}[32my".repeat(700) + "\n";
+        let text = text.repeat(1000);
+        let part = Part::End(1000);
+        let mut window = read(text.as_bytes(), 64 << 10, part.clone());
+        let painted = window.paint_lines(&part).into_string();
+        assert!(painted.len() <= PAINTED && painted.len() > PAINTED / 2, "{}", painted.len());
+        assert!(window.more && window.lines.len() < 1000);
+        assert_eq!(numbers(&window).last(), Some(&1000), "the end is shown");
+        assert!(painted.contains("id=\"L1000\"") && !painted.contains("id=\"L1\""));
+        let part = Part::From(1);
+        let mut window = read(text.as_bytes(), 64 << 10, part.clone());
+        let painted = window.paint_lines(&part).into_string();
+        let last = *numbers(&window).last().unwrap_or(&0);
+        assert!(window.more && numbers(&window)[0] == 1 && last < 1000);
+        assert!(painted.contains(&format!("id=\"L{last}\"")) && painted.len() <= PAINTED);
     }
 
     #[test]

@@ -79,9 +79,12 @@ struct Claims {
     aud: Value,
     exp: u64,
     nonce: Option<String>,
+    /// Who the token was made for, if it is good for others too.
+    azp: Option<String>,
     email: Option<String>,
+    /// Some say it as a text.
     #[serde(default)]
-    email_verified: bool,
+    email_verified: Value,
     preferred_username: Option<String>,
 }
 
@@ -152,8 +155,7 @@ impl Oidc {
         };
         let tokens: Tokens = ask(form(request, &sent)).await?;
         let keys: Keys = ask(self.client.get(&provider.jwks_uri)).await?;
-        let claims =
-            verified(&tokens.id_token, &keys.keys).ok_or_else(|| refused("is not signed by its keys"))?;
+        let claims = verified(&tokens.id_token, &keys.keys).map_err(refused)?;
         check(&claims, &provider.issuer, &self.us.id, &attempt.nonce, now()).map_err(refused)?;
         match &self.home {
             Some(home) => {
@@ -182,14 +184,22 @@ impl Oidc {
 }
 
 /// What a token says, if one of these keys signed it.
-fn verified(token: &str, keys: &[Key]) -> Option<Claims> {
+fn verified(token: &str, keys: &[Key]) -> Result<Claims, &'static str> {
+    let claims = signed(token, keys).ok_or("is not signed by its keys")?;
+    serde_json::from_slice(&claims).map_err(|error| {
+        tracing::warn!(%error, "the provider of sign-in signed something else than OpenID Connect has");
+        "cannot be read; the log of the frontend says why"
+    })
+}
+
+fn signed(token: &str, keys: &[Key]) -> Option<Vec<u8>> {
     let (signed, signature) = token.rsplit_once('.')?;
     let (header, claims) = signed.split_once('.')?;
     let header: Header = serde_json::from_slice(&decode(header)?).ok()?;
     let signature = decode(signature)?;
     let fits = |key: &&Key| header.kid.is_none() || key.kid == header.kid;
     keys.iter().filter(fits).find(|key| key.signed(&header.alg, signed.as_bytes(), &signature).is_some())?;
-    serde_json::from_slice(&decode(claims)?).ok()
+    decode(claims)
 }
 
 impl Key {
@@ -212,13 +222,17 @@ fn decode(text: &str) -> Option<Vec<u8>> {
     URL_SAFE_NO_PAD.decode(text.trim_end_matches('=')).ok()
 }
 
-/// What is signed is not yet for us, now, and for this sign-in.
+/// What is signed is not yet for us, now, and for this sign-in. A token for several has to say that it was made for us.
 fn check(claims: &Claims, issuer: &str, client: &str, nonce: &str, now: u64) -> Result<(), &'static str> {
     let ours = match &claims.aud {
         Value::String(audience) => audience == client,
-        Value::Array(audiences) => audiences.len() == 1 && audiences[0] == client,
+        Value::Array(audiences) => {
+            let alone = audiences.len() == 1;
+            audiences.iter().any(|audience| audience == client) && (alone || claims.azp.is_some())
+        }
         _ => false,
     };
+    let ours = ours && claims.azp.as_deref().is_none_or(|party| party == client);
     match () {
         () if claims.iss != issuer => Err("is somebody else's"),
         () if !ours => Err("is meant for somebody else"),
@@ -231,7 +245,8 @@ fn check(claims: &Claims, issuer: &str, client: &str, nonce: &str, now: u64) -> 
 /// Known by the subject, or by an address that the provider has checked. Whoever it signs in may look, unless it is said who may.
 fn somebody(claims: Claims, people: &People) -> Somebody {
     let Claims { sub, email, email_verified, preferred_username, .. } = claims;
-    let checked = email.as_deref().filter(|_| email_verified);
+    let verified = email_verified == Value::Bool(true) || email_verified == "true";
+    let checked = email.as_deref().filter(|_| verified);
     let names = [Some(Name::Subject(&sub)), checked.map(Name::Address)];
     let listed = people.scope(&names.into_iter().flatten().collect::<Vec<_>>());
     let scope = listed.or(people.readers.is_empty().then_some(Scope::Read));
@@ -284,16 +299,16 @@ mod tests {
         let good = json!({"alg": "ES256", "kid": "a"});
         let signed = token(&ours, &good, &claims());
         assert_eq!(verified(&signed, &[key(&ours)]).unwrap().sub, "7");
-        assert!(verified(&token(&other, &good, &claims()), &[key(&ours)]).is_none());
-        assert!(verified(&token(&ours, &json!({"alg": "none"}), &claims()), &[key(&ours)]).is_none());
-        assert!(verified(&token(&ours, &json!({"alg": "RS256"}), &claims()), &[key(&ours)]).is_none());
+        assert!(verified(&token(&other, &good, &claims()), &[key(&ours)]).is_err());
+        assert!(verified(&token(&ours, &json!({"alg": "none"}), &claims()), &[key(&ours)]).is_err());
+        assert!(verified(&token(&ours, &json!({"alg": "RS256"}), &claims()), &[key(&ours)]).is_err());
         let (begin, signature) = signed.rsplit_once('.').unwrap();
         let header = begin.split_once('.').unwrap().0;
         let mut changed = claims();
         changed["sub"] = json!("1");
         let forged = format!("{header}.{}.{signature}", URL_SAFE_NO_PAD.encode(changed.to_string()));
         for forged in [forged.as_str(), begin, "", "..", "a.b.c"] {
-            assert!(verified(forged, &[key(&ours)]).is_none(), "{forged}");
+            assert!(verified(forged, &[key(&ours)]).is_err(), "{forged}");
         }
     }
 
@@ -306,15 +321,48 @@ mod tests {
             check(&claims, "https://id", "us", "n", 99)
         };
         assert!(with("sub", json!("7")).is_ok() && with("aud", json!(["us"])).is_ok());
+        assert!(with("azp", json!("us")).is_ok());
         for (field, value) in [
             ("iss", json!("https://other")),
             ("aud", json!("them")),
             ("aud", json!(["us", "them"])),
+            ("aud", json!([])),
+            ("azp", json!("them")),
             ("exp", json!(30)),
             ("nonce", json!("m")),
         ] {
             assert!(with(field, value.clone()).is_err(), "{field} {value}");
         }
+    }
+
+    #[test]
+    fn what_is_for_several_has_to_be_made_for_us() {
+        let with = |audiences: Value, party: Value| {
+            let mut claims = claims();
+            (claims["aud"], claims["azp"]) = (audiences, party);
+            check(&serde_json::from_value(claims).unwrap(), "https://id", "us", "n", 99).is_ok()
+        };
+        let both = || json!(["project", "us"]);
+        assert!(with(both(), json!("us")));
+        assert!(!with(both(), Value::Null) && !with(both(), json!("project")));
+        assert!(!with(json!(["project", "them"]), json!("us")));
+    }
+
+    #[test]
+    fn a_claim_of_another_type_is_no_wrong_signature() {
+        let pair = pair();
+        let mut said = claims();
+        let read =
+            |said: &Value| verified(&token(&pair, &json!({"alg": "ES256", "kid": "a"}), said), &[key(&pair)]);
+        for (value, scope) in
+            [(json!("true"), Scope::Admin), (json!("false"), Scope::Read), (json!(1), Scope::Read)]
+        {
+            said["email_verified"] = value.clone();
+            let people = People { admins: vec!["ada@x".to_owned()], ..People::default() };
+            assert_eq!(somebody(read(&said).unwrap(), &people).scope, Some(scope), "{value}");
+        }
+        said["exp"] = json!("soon");
+        assert!(read(&said).unwrap_err().contains("cannot be read"));
     }
 
     #[test]
@@ -324,7 +372,7 @@ mod tests {
         let mut claims: Claims = serde_json::from_value(claims()).unwrap();
         let scope = |claims: &Claims| somebody(claims.clone(), &people).scope;
         assert_eq!(scope(&claims), Some(Scope::Admin));
-        claims.email_verified = false;
+        claims.email_verified = Value::Bool(false);
         assert_eq!(scope(&claims), Some(Scope::Operate));
         claims.sub = "8".to_owned();
         assert_eq!(scope(&claims), Some(Scope::Read));

@@ -129,10 +129,18 @@ impl Desk {
 
     /// Puts a log where builders would, packed as they do.
     pub async fn archive(&self, drv_path: &str, attempt: i64, text: &[u8]) {
+        self.put_log(drv_path, attempt, zstd::encode_all(text, 3).unwrap(), "zstd").await;
+    }
+
+    /// A log that cannot be read for the time being.
+    pub async fn archive_unreadable(&self, drv_path: &str, attempt: i64) {
+        self.put_log(drv_path, attempt, b"packed otherwise".to_vec(), "br").await;
+    }
+
+    async fn put_log(&self, drv_path: &str, attempt: i64, bytes: Vec<u8>, encoding: &str) {
         let key = format!("log-attempts/{}.{attempt}", drv_path.trim_start_matches("/nix/store/"));
-        let packed = zstd::encode_all(text, 3).unwrap();
-        let put = self.s3.client().put_object().bucket(&self.s3.bucket).key(key).body(packed.into());
-        put.send().await.unwrap();
+        let put = self.s3.client().put_object().bucket(&self.s3.bucket).key(key);
+        put.content_encoding(encoding).body(bytes.into()).send().await.unwrap();
     }
 
     /// Ends an evaluation that has these attributes.

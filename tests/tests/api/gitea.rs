@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use harmonia_queue::branches::{Forge, PullRequests};
 use harmonia_queue::evaluations::{self, Evaluation, Filter};
@@ -145,6 +146,8 @@ async fn a_pull_request_of_a_fork_waits_is_allowed_and_evaluated_in_its_tier() {
     git(elsewhere.path(), &["fetch", "--quiet", "--no-tags", "--depth=1", "--", &url, &refspec]);
     assert_eq!(git(elsewhere.path(), &["rev-parse", "fetched"]).trim(), commit);
 
+    // Gitea tells whole seconds: in the same one nobody knows whether the head was there before the comment.
+    tokio::time::sleep(Duration::from_secs(3)).await;
     let comment = json!({"body": "/ci run"});
     let comments = format!("repos/acme/dots/issues/{number}/comments");
     town.gitea.ask("acme", Method::POST, &comments, comment).await;
@@ -152,4 +155,23 @@ async fn a_pull_request_of_a_fork_waits_is_allowed_and_evaluated_in_its_tier() {
     assert_eq!((evaluation.branch.as_deref(), evaluation.untrusted), (Some(branch.as_str()), true));
     complete(&town.desk.farm, evaluation.id).await;
     eventually("its end is told", || town.is_told(&commit, "nix-build", "success")).await;
+}
+
+#[tokio::test]
+async fn a_change_that_is_pushed_without_a_branch_is_from_outside() {
+    let Some(town) = Town::new().await else { return };
+    town.gitea.person("eve").await;
+    let main = town.push("acme", "acme/dots", "main");
+    // Nothing can be proposed before Gitea has taken note of that.
+    town.evaluated(&main).await;
+    git(town.copy.path(), &["commit", "--quiet", "--allow-empty", "--message", "a change"]);
+    let commit = git(town.copy.path(), &["rev-parse", "HEAD"]).trim().to_owned();
+    // It takes no right but to look.
+    let url = town.gitea.clone_url("eve", "acme/dots");
+    git(town.copy.path(), &["push", "--quiet", &url, "HEAD:refs/for/main", "-o", "topic=change"]);
+    eventually("it waits", || async {
+        town.statuses(&commit).await.iter().any(|told| told[2].contains("waits for a collaborator"))
+    })
+    .await;
+    assert!(town.evaluation_of(&commit).await.is_none());
 }

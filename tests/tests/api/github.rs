@@ -86,10 +86,12 @@ async fn github_is_asked_as_its_description_wants_it() {
     let side = |id: i32| json!({"ref": "topic", "sha": "1".repeat(40), "repo": {"id": id}});
     let mut event = json!({"action": "opened", "repository": {"name": "dots", "owner": {"login": "acme"}}});
     event["pull_request"] = json!({"number": 7, "user": {"login": "eve"}, "head": side(2), "base": side(1)});
+    event["sender"] = json!({"login": "eve"});
     let (status, said) = deliver(&desk, "pull_request", &event).await;
     assert_eq!(status, 202, "{said}");
     let issue = json!({"number": 7, "pull_request": {"url": "…"}});
-    let comment = json!({"id": 9, "body": "/ci run", "user": {"login": "ann"}});
+    let at = "2026-01-01T00:00:00Z";
+    let comment = json!({"id": 9, "body": "/ci run", "user": {"login": "ann"}, "created_at": at});
     let mut event = json!({"action": "created", "issue": issue, "comment": comment});
     event["repository"] = json!({"name": "dots", "owner": {"login": "acme"}});
     let (status, said) = deliver(&desk, "issue_comment", &event).await;

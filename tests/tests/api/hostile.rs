@@ -4,7 +4,9 @@ use harmonia_queue::evaluations::{self, Request};
 use harmonia_queue::ingest::Ingest;
 use harmonia_queue::people::{Project, put_project};
 use harmonia_tests::farm::derivation;
+use reqwest::{Method, StatusCode};
 
+use super::desk::answer;
 use super::pages::open_desk;
 use super::reader::Reader;
 
@@ -86,6 +88,31 @@ async fn a_log_of_64_megabytes_is_a_page_like_others() {
     assert!(middle.contains("id=\"L200000\"") && middle.len() < 1 << 20, "{}", middle.len());
     let found = reader.page(&place("find=the+last+line")).await;
     assert!(found.contains("1 lines with"), "{found}");
+}
+
+#[tokio::test]
+async fn a_log_of_long_and_colourful_lines_is_a_page_that_a_browser_gets() {
+    let desk = open_desk().await;
+    desk.farm.queue("main", &[("leaf", &[])]).await;
+    let claim = desk.farm.claim(&desk.node).await;
+    let text = format!("{}\n", "\x1b[31m<\x1b[32m>".repeat(700)).repeat(1000) + "the last line\n";
+    desk.archive(&claim.drv_path, claim.fence.attempt, text.as_bytes()).await;
+    desk.farm.succeed(&desk.node, &claim).await;
+    desk.farm.settle().await;
+    let build = format!("/builds/{}", claim.fence.job);
+    for (path, words) in [
+        (build.clone(), ["too long for this page", "the last line"]),
+        (format!("{build}/log"), ["Earlier lines", "the last line"]),
+        (format!("{build}/log?line=1"), ["Later lines", "id=\"L1\""]),
+        (format!("{build}/log?find=%1B"), ["or more", "lines with"]),
+    ] {
+        let page = Reader::new(&desk).page(&path).await;
+        assert!(page.len() < 5 << 20 && words.iter().all(|words| page.contains(words)), "{path}");
+        let packed = desk.ask(Method::GET, &path, None).header("accept-encoding", "gzip");
+        let packed = answer(packed, StatusCode::OK).await;
+        assert_eq!(packed.headers()["content-encoding"], "gzip", "{path}");
+        assert!(packed.headers().contains_key("content-security-policy"));
+    }
 }
 
 #[tokio::test]

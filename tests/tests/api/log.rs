@@ -1,5 +1,7 @@
 //! Logs: the live end of what runs, and the archive.
 
+use std::time::Duration;
+
 use harmonia_queue::Fence;
 use harmonia_queue::builder::{Claim, Failure, LogPiece};
 use harmonia_queue::ingest::Node;
@@ -112,6 +114,20 @@ async fn an_attempt_that_ends_is_heard_to_its_last_word() {
     assert_eq!((end.kind.as_str(), &end.data["outcome"]), ("end", &json!("build_error")));
     assert_eq!(end.data["attempt"], claim.fence.attempt);
     assert_eq!(stream.next().await, None);
+}
+
+#[tokio::test]
+async fn whoever_follows_waits_for_an_archive_that_does_not_answer() {
+    let (desk, claim) = running().await;
+    append(&desk, claim.fence, 0, b"begun\n").await;
+    let mut stream = Stream::open(desk.get(&log(&claim))).await;
+    assert_eq!(stream.piece().await.text, "begun\n");
+    desk.archive_unreadable(&claim.drv_path, claim.fence.attempt).await;
+    desk.node.fail(claim.fence, Failure::BuildError, "exit 1").await.unwrap();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    desk.archive(&claim.drv_path, claim.fence.attempt, b"begun\nbroken\n").await;
+    assert_eq!(stream.piece().await.text, "broken\n");
+    assert_eq!(stream.next().await.unwrap().kind, "end");
 }
 
 #[tokio::test]

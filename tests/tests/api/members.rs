@@ -1,5 +1,7 @@
 //! People of forges: who they are by the forge's word, and what they may do in the projects whose repositories they may push to.
 
+use std::time::{Duration, Instant};
+
 use harmonia_queue::branches::{Forge, PullRequests};
 use harmonia_queue::builder::Failure;
 use harmonia_tests::farm::Farm;
@@ -83,6 +85,20 @@ async fn github_says_who_somebody_is() {
     assert_eq!(field(&address, "code_challenge_method"), "S256");
     let reader = with_github(&desk, &recorder, "ann").await;
     assert!(reader.page("/queue").await.contains("ann"));
+}
+
+#[tokio::test]
+async fn a_page_waits_for_no_slow_forge_and_has_no_button_then() {
+    let (desk, recorder) = github().await;
+    let (build, _) = failed(&desk, "main", "leaf").await;
+    let eve = with_github(&desk, &recorder, "eve").await;
+    recorder.memory().writers.insert("eve".to_owned());
+    recorder.memory().thinks = Duration::from_secs(8);
+    let (path, begun) = (format!("/builds/{build}"), Instant::now());
+    assert!(!eve.page(&path).await.contains("Rebuild"));
+    assert!(begun.elapsed() < Duration::from_secs(6), "{:?}", begun.elapsed());
+    recorder.memory().thinks = Duration::ZERO;
+    assert!(eve.page(&path).await.contains("Rebuild"));
 }
 
 #[tokio::test]

@@ -46,6 +46,18 @@ async fn every_page_is_there_and_says_what_it_should() {
 }
 
 #[tokio::test]
+async fn the_page_of_a_build_is_there_though_its_log_cannot_be_read() {
+    let desk = open_desk().await;
+    desk.farm.queue("main", &[("leaf", &[])]).await;
+    let claim = desk.farm.claim(&desk.node).await;
+    desk.archive_unreadable(&claim.drv_path, claim.fence.attempt).await;
+    desk.farm.succeed(&desk.node, &claim).await;
+    desk.farm.settle().await;
+    let page = Reader::new(&desk).page(&format!("/builds/{}", claim.fence.job)).await;
+    assert!(page.contains("Attempts") && page.contains("The log cannot be read now"), "{page}");
+}
+
+#[tokio::test]
 async fn pages_allow_nothing_but_our_own_files() {
     let desk = open_desk().await;
     let answer = Reader::new(&desk).get("/").await;

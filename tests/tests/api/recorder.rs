@@ -73,6 +73,8 @@ pub struct Memory {
     pub refusals: Vec<Refusal>,
     pub requests: usize,
     pub tokens: usize,
+    /// How long it thinks about who may push.
+    pub thinks: Duration,
     /// Whoever signs in with the code `good`.
     pub person: String,
     pub plan: Option<Plan>,
@@ -175,6 +177,10 @@ async fn answer(
             plan => plan.take(),
         }
     };
+    let thinks = memory.lock().unwrap().thinks;
+    if uri.path().contains("/collaborators/") {
+        tokio::time::sleep(thinks).await;
+    }
     let Some(Plan { step, reached, go, .. }) = plan else {
         return say(&memory, &method, &uri, &headers, &body);
     };
@@ -227,8 +233,10 @@ fn say(memory: &Mutex<Memory>, method: &Method, uri: &Uri, headers: &HeaderMap, 
         }
         ("GET", ["repos", "acme", "dots", "pulls", number]) => {
             let pull = memory.pulls.get(&number.parse().unwrap()).cloned().unwrap_or_default();
-            let side = |id| json!({"sha": pull["head"], "repo_id": id, "repo": {"id": id}});
-            json!({"state": pull["state"], "head": side(id(true)), "base": side(id(false))})
+            let side = |id, branch: Value| json!({"ref": branch, "sha": pull["head"], "repo_id": id, "repo": {"id": id}});
+            let (outside, branch) =
+                (pull["inside"] != true, pull.get("ref").cloned().unwrap_or(json!("topic")));
+            json!({"state": pull["state"], "head": side(id(outside), branch), "base": side(id(false), json!("main"))})
         }
         ("GET", ["user"]) => {
             assert_eq!(headers["authorization"], "Bearer of a person");

@@ -20,7 +20,7 @@ async fn push(farm: &Farm, branch: &str, commit: &str) -> i64 {
     let source = "https://code.example.org/acme/dots";
     let push =
         Push { project: "main", source, branch, commit, untrusted: false, attrs: &[], pull_request: None };
-    branches::push(&farm.frontend, &push).await.unwrap()
+    branches::push(&farm.frontend, &push).await.unwrap().unwrap()
 }
 
 /// Evaluated, with nothing to build.

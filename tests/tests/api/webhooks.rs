@@ -53,12 +53,29 @@ fn push_after(branch: &str, before: char, digit: char) -> Value {
 
 fn pull_request(action: &str, digit: char, outside: bool) -> Value {
     let side = |id: i32| json!({"ref": "topic", "sha": commit(digit), "repo": {"id": id}});
-    json!({"action": action, "pull_request": {"number": 7, "user": {"login": "eve"}, "head": side(if outside { 2 } else { 1 }), "base": side(1)}})
+    json!({"action": action, "sender": {"login": "eve"}, "pull_request": {"number": 7, "user": {"login": "eve"}, "head": side(if outside { 2 } else { 1 }), "base": side(1)}})
 }
 
+/// As Gitea has it of a change that was pushed to `refs/for/main` by somebody who may only look.
+fn agit(action: &str, digit: char) -> Value {
+    let mut body = pull_request(action, digit, false);
+    body["pull_request"]["head"]["ref"] = json!("refs/pull/7/head");
+    body
+}
+
+/// Written now: no forge says anything later of it.
 fn comment(id: i64, person: &str, body: &str) -> Value {
-    let comment = json!({"id": id, "body": body, "user": {"login": person}});
+    comment_at(id, person, body, "2999-01-01T00:00:00Z")
+}
+
+fn comment_at(id: i64, person: &str, body: &str, at: &str) -> Value {
+    let comment = json!({"id": id, "body": body, "user": {"login": person}, "created_at": at});
     json!({"action": "created", "is_pull": true, "issue": {"number": 7}, "comment": comment})
+}
+
+/// Heads that were seen up to now were seen an hour ago.
+async fn an_hour_passes(desk: &Desk) {
+    desk.farm.database.execute("UPDATE ci.pull_request SET head_at = head_at - interval '1 hour'").await;
 }
 
 async fn accepted(request: RequestBuilder) -> Vec<i64> {
@@ -250,8 +267,100 @@ async fn a_head_that_nobody_told_of_is_built_at_the_second_word() {
     accepted(send(&desk, "pull_request", pull_request("opened", '1', true))).await;
     recorder.memory().pulls.insert(7, json!({"head": commit('2'), "state": "open"}));
     ignored(send(&desk, "issue_comment", comment(4, "ann", "/ci run"))).await;
+    an_hour_passes(&desk).await;
     let ids = accepted(send(&desk, "issue_comment", comment(5, "ann", "/ci run"))).await;
     assert_eq!(evaluation(&desk, ids[0]).await.commit, Some(commit('2')));
+}
+
+#[tokio::test]
+async fn the_word_is_not_for_a_head_that_was_pushed_after_it_was_written() {
+    let (desk, recorder) = start(PullRequests::Collaborators).await;
+    recorder.memory().writers.insert("ann".to_owned());
+    accepted(send(&desk, "pull_request", pull_request("opened", '1', true))).await;
+    an_hour_passes(&desk).await;
+    let before = "2026-01-01T02:00:00+02:00";
+    recorder.memory().pulls.insert(7, json!({"head": commit('2'), "state": "open"}));
+    accepted(send(&desk, "pull_request", pull_request("synchronize", '2', true))).await;
+    // It comes late, and so does what names a few digits: another commit may have the same.
+    for (id, body) in [(4, "/ci run"), (5, "/ci run 2222222")] {
+        let reason = ignored(send(&desk, "issue_comment", comment_at(id, "ann", body, before))).await;
+        assert!(reason.contains("comment again"), "{reason}");
+    }
+    let whole = format!("/ci run {}", commit('2'));
+    let ids = accepted(send(&desk, "issue_comment", comment_at(6, "ann", &whole, before))).await;
+    assert_eq!(evaluation(&desk, ids[0]).await.commit, Some(commit('2')));
+}
+
+#[tokio::test]
+async fn the_word_is_not_for_a_pull_request_that_nobody_told_of() {
+    let (desk, recorder) = start(PullRequests::Collaborators).await;
+    recorder.memory().writers.insert("ann".to_owned());
+    recorder.memory().pulls.insert(7, json!({"head": commit('1'), "state": "open"}));
+    let reason = ignored(send(&desk, "issue_comment", comment(4, "ann", "/ci run"))).await;
+    assert!(reason.contains("comment again"), "{reason}");
+    an_hour_passes(&desk).await;
+    assert_eq!(accepted(send(&desk, "issue_comment", comment(5, "ann", "/ci run"))).await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_word_of_which_nobody_knows_when_it_was_written_names_the_whole_commit() {
+    let (desk, recorder) = start(PullRequests::Collaborators).await;
+    recorder.memory().writers.insert("ann".to_owned());
+    recorder.memory().pulls.insert(7, json!({"head": commit('1'), "state": "open"}));
+    accepted(send(&desk, "pull_request", pull_request("opened", '1', true))).await;
+    an_hour_passes(&desk).await;
+    let timeless = |id: i64, body: &str| {
+        let mut comment = comment(id, "ann", body);
+        comment["comment"]["created_at"] = Value::Null;
+        send(&desk, "issue_comment", comment)
+    };
+    let reason = ignored(timeless(4, "/ci run 1111111")).await;
+    assert!(reason.contains("whole commit"), "{reason}");
+    assert_eq!(accepted(timeless(5, &format!("/ci run {}", commit('1')))).await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_change_without_a_branch_is_from_outside_whosever_repository_it_is_in() {
+    let (desk, recorder) = start(PullRequests::Collaborators).await;
+    recorder.memory().writers.insert("ann".to_owned());
+    let agit_pull = json!({"head": commit('1'), "state": "open", "inside": true, "ref": "refs/pull/7/head"});
+    recorder.memory().pulls.insert(7, agit_pull);
+    assert!(accepted(send(&desk, "pull_request", agit("opened", '1'))).await.is_empty());
+    assert_eq!(all(&desk).await, 0);
+    an_hour_passes(&desk).await;
+    let ids = accepted(send(&desk, "issue_comment", comment(4, "ann", "/ci run"))).await;
+    let built = evaluation(&desk, ids[0]).await;
+    assert_eq!((built.branch.as_deref(), built.untrusted), (Some("refs/pull/7/head"), true));
+}
+
+#[tokio::test]
+async fn what_a_stranger_pushes_to_a_collaborators_fork_waits() {
+    let (desk, recorder) = start(PullRequests::Collaborators).await;
+    recorder.memory().writers.extend(["eve".to_owned(), "ann".to_owned()]);
+    let pushed_by = |digit: char, sender: Value| {
+        recorder.memory().pulls.insert(7, json!({"head": commit(digit), "state": "open"}));
+        let mut body = pull_request("synchronize", digit, true);
+        body["sender"] = sender;
+        send(&desk, "pull_request", body)
+    };
+    assert!(accepted(pushed_by('1', json!({"login": "mallory"}))).await.is_empty());
+    assert!(accepted(pushed_by('2', Value::Null)).await.is_empty());
+    assert_eq!(accepted(pushed_by('3', json!({"login": "ann"}))).await.len(), 1);
+    assert_eq!(accepted(pushed_by('4', json!({"login": "eve"}))).await.len(), 1);
+}
+
+#[tokio::test]
+async fn what_came_before_its_project_may_be_delivered_again() {
+    let (desk, recorder) = start(PullRequests::default()).await;
+    let mut body = push("main", '1');
+    body["repository"] = json!({"name": "other", "owner": {"login": "acme"}});
+    let request = || signed(&desk, SECRET, "push", "one", body.to_string().as_bytes());
+    assert!(ignored(request()).await.contains("no project"));
+    let forge =
+        Forge::Gitea { instance: recorder.url.clone(), owner: "acme".to_owned(), repo: "other".to_owned() };
+    adopt(&desk.farm, "main", forge, PullRequests::default()).await;
+    assert_eq!(accepted(request()).await.len(), 1);
+    assert!(ignored(request()).await.contains("before"));
 }
 
 #[tokio::test]
@@ -260,6 +369,7 @@ async fn a_pull_request_from_outside_waits_for_a_collaborators_word() {
     recorder.memory().writers.insert("ann".to_owned());
     recorder.memory().pulls.insert(7, json!({"head": commit('1'), "state": "open"}));
     assert!(accepted(send(&desk, "pull_request", pull_request("opened", '1', true))).await.is_empty());
+    an_hour_passes(&desk).await;
     for request in
         [comment(1, "eve", "/ci run"), comment(2, "ann", "looks good"), comment(3, "ann", "/ci run 2222222")]
     {
@@ -277,12 +387,14 @@ async fn the_word_is_for_that_head_and_used_up_by_a_push() {
     recorder.memory().writers.insert("ann".to_owned());
     recorder.memory().pulls.insert(7, json!({"head": commit('1'), "state": "open"}));
     accepted(send(&desk, "pull_request", pull_request("opened", '1', true))).await;
+    an_hour_passes(&desk).await;
     let ids = accepted(send(&desk, "issue_comment", comment(4, "ann", "/ci run"))).await;
     recorder.memory().pulls.insert(7, json!({"head": commit('2'), "state": "open"}));
     let reason = ignored(send(&desk, "issue_comment", comment(5, "ann", "/ci run"))).await;
     assert!(reason.contains("meanwhile"), "the push is not told yet: {reason}");
     assert!(accepted(send(&desk, "pull_request", pull_request("synchronized", '2', true))).await.is_empty());
     assert_eq!(evaluation(&desk, ids[0]).await.stage, Stage::Cancelled);
+    an_hour_passes(&desk).await;
     let reason = ignored(send(&desk, "issue_comment", comment(4, "ann", "/ci run"))).await;
     assert!(reason.contains("used before"), "{reason}");
     assert_eq!(accepted(send(&desk, "issue_comment", comment(6, "ann", "/ci run"))).await.len(), 1);
@@ -400,6 +512,7 @@ async fn a_pull_request_from_outside_that_waits_says_so_at_its_head() {
     }
     recorder.memory().writers.insert("ann".to_owned());
     recorder.memory().pulls.insert(7, json!({"state": "open", "head": commit('2')}));
+    an_hour_passes(&desk).await;
     accepted(send(&desk, "issue_comment", comment(1, "ann", "/ci run"))).await;
     let says = |words: &str| recorder.memory().told.iter().any(|told| told.description == words);
     eventually("it is evaluated", || async { says("waiting for an evaluator") }).await;

@@ -53,7 +53,8 @@ async fn a_storm_of_pushes_ends_with_one_evaluation_of_the_last() {
         let commit = format!("{n:040x}");
         branches::push(&scene.press.farm.frontend, &push(&url, "main", &commit)).await.unwrap();
     }
-    let last = branches::push(&scene.press.farm.frontend, &push(&url, "main", &commit)).await.unwrap();
+    let last =
+        branches::push(&scene.press.farm.frontend, &push(&url, "main", &commit)).await.unwrap().unwrap();
     let evaluation = scene.press.evaluated(last).await;
     assert_eq!(scene.built(&evaluation).await, ["a"]);
     let filter = Filter { project: Some("main"), ..Filter::default() };
@@ -103,11 +104,11 @@ async fn files_that_were_evaluated_are_not_evaluated_again() {
     let second = scene.git(&["rev-parse", "HEAD"]);
     let url = format!("file://{}", scene.path());
     let db = &scene.press.farm.frontend;
-    let evaluation = branches::push(db, &push(&url, "main", &first)).await.unwrap();
+    let evaluation = branches::push(db, &push(&url, "main", &first)).await.unwrap().unwrap();
     scene.press.evaluated(evaluation).await;
     let jobs = scene.jobs().await;
     tokio::time::sleep(Duration::from_millis(1100)).await;
-    let again = branches::push(db, &push(&url, "next", &second)).await.unwrap();
+    let again = branches::push(db, &push(&url, "next", &second)).await.unwrap().unwrap();
     let evaluation = scene.press.evaluated(again).await;
     assert_eq!(scene.built(&evaluation).await, ["a"]);
     assert_eq!(scene.jobs().await, jobs);
@@ -126,7 +127,7 @@ async fn what_comes_from_outside_is_built_only_where_it_may() {
     let commit = scene.commit();
     let url = format!("file://{}", scene.path());
     let fork = Push { untrusted: true, pull_request: Some(7), ..push(&url, "main", &commit) };
-    let evaluation = branches::push(&farm.frontend, &fork).await.unwrap();
+    let evaluation = branches::push(&farm.frontend, &fork).await.unwrap().unwrap();
     assert!(scene.press.evaluated(evaluation).await.untrusted);
     farm.settle().await;
     let claimed = [farm.claim_names(&nodes[0], 9).await, farm.claim_names(&nodes[1], 9).await];

@@ -1,6 +1,7 @@
 //! How an App signs in: with a word that it signs itself it gets a token for one repository, good for an hour.
 
 use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use base64::Engine;
@@ -13,7 +14,7 @@ use ring::signature::{RSA_PKCS1_SHA256, RsaKeyPair};
 use rustls::pki_types::PrivateKeyDer;
 use rustls::pki_types::pem::PemObject;
 use serde::Deserialize;
-use tokio::sync::Mutex;
+use tokio::sync::Mutex as Turn;
 
 use crate::forge::call::{ForgeError, Http, ask};
 
@@ -34,8 +35,11 @@ pub struct App {
     id: u64,
     key: Secret,
     http: Http,
-    tokens: Mutex<HashMap<Repository, (String, Instant)>>,
+    tokens: Mutex<HashMap<Repository, Arc<Turn<Kept>>>>,
 }
+
+/// A token, and until when it is used.
+type Kept = Option<(String, Instant)>;
 
 #[derive(Deserialize)]
 struct Installation {
@@ -61,12 +65,14 @@ impl App {
         request.header("accept", accept).header("x-github-api-version", "2022-11-28")
     }
 
-    /// The right to speak with one repository. Whoever comes while another asks for it waits and gets the same.
+    /// The right to speak with one repository. Whoever comes while another asks for the same waits and gets it, and nobody else does.
     pub async fn token(&self, repository: &Repository) -> Result<String, ForgeError> {
-        let mut tokens = self.tokens.lock().await;
+        let turn = self.turn(repository);
+        let mut kept = turn.lock().await;
         let now = Instant::now();
-        tokens.retain(|_, (_, until)| *until > now);
-        if let Some((token, _)) = tokens.get(repository) {
+        if let Some((token, until)) = kept.as_ref()
+            && *until > now
+        {
             return Ok(token.clone());
         }
         let word = word(self.id, &self.key.read()?, unix_now())?;
@@ -79,10 +85,17 @@ impl App {
         let limits = serde_json::json!({"repositories": [name], "permissions": permissions});
         let made = self.request(Method::POST, &path, &[]).bearer_auth(&word).json(&limits);
         let Token { token } = ask(made).await?;
-        if tokens.len() < MOST {
-            tokens.insert(repository.clone(), (token.clone(), now + TOKEN));
-        }
+        *kept = Some((token.clone(), now + TOKEN));
         Ok(token)
+    }
+
+    /// Where the token of a repository is. If too many are known, those that nobody uses are forgotten, the good ones too.
+    fn turn(&self, repository: &Repository) -> Arc<Turn<Kept>> {
+        let mut tokens = self.tokens.lock().unwrap_or_else(PoisonError::into_inner);
+        if tokens.len() >= MOST && !tokens.contains_key(repository) {
+            tokens.retain(|_, turn| Arc::strong_count(turn) > 1);
+        }
+        tokens.entry(repository.clone()).or_default().clone()
     }
 }
 
