@@ -27,6 +27,9 @@ pub const VOLUMES: [&str; 6] = ["nix", "nix-conf", "database-url", "netrc", "sta
 /// Where a builder's pod has its own mounts: no overlay may mount there, above or below.
 pub const MOUNTS: [&str; 4] = ["/nix", "/etc/nix", "/run/harmonia-ci", "/var/lib/harmonia-ci"];
 
+/// Where it has one more, below which there is room for others.
+pub const TMP: &str = "/tmp";
+
 /// What is laid over the pods of a pool.
 #[derive(KubeSchema, Serialize, Deserialize, Debug, Clone, Default, PartialEq)]
 pub struct PodOverlay {
@@ -164,9 +167,9 @@ fn other_volumes() -> Rule {
 }
 
 fn other_mounts() -> Rule {
-    let above = list(MOUNTS.into_iter().chain(["/", "/etc", "/run", "/var", "/var/lib"]));
+    let above = list(MOUNTS.into_iter().chain([TMP, "/", "/etc", "/run", "/var", "/var/lib"]));
     let below = MOUNTS.map(|path| format!("mount.mountPath.startsWith('{path}/')")).join(" || ");
-    let sentence = format!("the pod has mounts of its own at {}: mount elsewhere", MOUNTS.join(", "));
+    let sentence = format!("the pod has mounts of its own at {}, {TMP}: mount elsewhere", MOUNTS.join(", "));
     rule(format!("!self.exists(mount, mount.mountPath in {above} || {below})"), &sentence)
 }
 

@@ -193,13 +193,15 @@ fn an_overlay_leaves_alone_what_is_the_operators() {
         &builder(json!({ "env": [{ "name": "HARMONIA_CI_SLOTS", "value": "9" }] })),
         "spec.template.spec.containers[0].env: variables that start with HARMONIA_CI_ are the operator's: set the field of the pool instead",
     );
-    for path in ["/nix", "/nix/store", "/", "/etc", "/run/harmonia-ci/x"] {
+    for path in ["/nix", "/nix/store", "/", "/etc", "/run/harmonia-ci/x", "/tmp"] {
         refuses(
             &builder(json!({ "volumeMounts": [{ "name": "x", "mountPath": path }] })),
-            "spec.template.spec.containers[0].volumeMounts: the pod has mounts of its own at /nix, /etc/nix, /run/harmonia-ci, /var/lib/harmonia-ci: mount elsewhere",
+            "spec.template.spec.containers[0].volumeMounts: the pod has mounts of its own at /nix, /etc/nix, /run/harmonia-ci, /var/lib/harmonia-ci, /tmp: mount elsewhere",
         );
     }
-    accepts(&builder(json!({ "volumeMounts": [{ "name": "x", "mountPath": "/nixos" }] })));
+    for path in ["/nixos", "/tmp/scratch"] {
+        accepts(&builder(json!({ "volumeMounts": [{ "name": "x", "mountPath": path }] })));
+    }
     refuses(
         &spec(json!({ "volumes": [{ "name": "nix", "emptyDir": {} }] })),
         "spec.template.spec.volumes: the pod has volumes of its own named nix, nix-conf, database-url, netrc, state, tmp: choose another name",

@@ -1,6 +1,7 @@
 //! Conditions, and how new ones replace old ones.
 
 use jiff::Timestamp;
+use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 /// The longest message that the API server takes.
@@ -45,6 +46,15 @@ impl Finding {
     pub fn new(kind: &'static str, truth: Truth, reason: &'static str, message: impl Into<String>) -> Self {
         Self { kind, truth, reason, message: message.into() }
     }
+}
+
+/// Why a Deployment's pods cannot be made, in the API server's words, such as for a quota or a namespace's Pod Security level.
+pub fn replica_failure(deployment: &Deployment) -> Option<String> {
+    let conditions = deployment.status.as_ref()?.conditions.iter().flatten();
+    let mut failures = conditions
+        .filter(|condition| condition.type_ == "ReplicaFailure" && condition.status == "True")
+        .map(|condition| condition.message.clone().unwrap_or_default());
+    failures.next()
 }
 
 /// The conditions that follow on `old`: the time moves only where the status does. Types that were not found now stay.

@@ -1,11 +1,11 @@
-{{/* What everything is called; room is left for the longest suffix. */}}
+{{/* What everything is called. A label of 63 letters has to hold the longest of what is made of it: -postgres-0123456789, the revision of a StatefulSet. */}}
 {{- define "harmonia-ci.fullname" -}}
 {{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 45 | trimSuffix "-" -}}
+{{- .Values.fullnameOverride | trunc 43 | trimSuffix "-" -}}
 {{- else if contains .Chart.Name .Release.Name -}}
-{{- .Release.Name | trunc 45 | trimSuffix "-" -}}
+{{- .Release.Name | trunc 43 | trimSuffix "-" -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 45 | trimSuffix "-" -}}
+{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 43 | trimSuffix "-" -}}
 {{- end -}}
 {{- end -}}
 

@@ -59,7 +59,7 @@
 {{- $forges = append $forges $forge -}}
 {{- end -}}
 {{- $signer := merge $roles.signer (pick $values.signer "sweepEvery" "sweepGrace" "logRetention") -}}
-{{- $evaluator := merge $roles.evaluator (pick $values.evaluator "workers" "memory" "timeout") -}}
+{{- $evaluator := merge $roles.evaluator (pick $values.evaluator "daemonResources" "workers" "memory" "timeout" "networks" "substituters" "trustedPublicKeys") -}}
 
 {{- $pool := dict -}}
 {{- if and $values.quickstart.enabled $values.quickstart.pool.name -}}
@@ -71,6 +71,9 @@
 {{- end -}}
 {{- $_ := set $spec "systems" (list (eq $architecture "arm64" | ternary "aarch64-linux" "x86_64-linux")) -}}
 {{- end -}}
+{{- $definition := .Files.Get "files/crds/builderpools.yaml" | fromYaml -}}
+{{- $schema := (first $definition.spec.versions).schema.openAPIV3Schema.properties.spec -}}
+{{- include "harmonia-ci.known" (dict "schema" $schema "value" $spec "path" "quickstart.pool.spec") -}}
 {{- $pool = dict "name" $values.quickstart.pool.name "spec" $spec -}}
 {{- end -}}
 
@@ -104,4 +107,25 @@
 {{- with $values.networkPolicy.forbidden }}{{ $_ := set $installation "forbidden" . }}{{ end -}}
 {{- with $values.tracing.endpoint }}{{ $_ := set $installation "tracing" (dict "endpoint" .) }}{{ end -}}
 {{- toYaml $installation -}}
+{{- end -}}
+
+{{/* dict schema value path: fails for a field that a definition does not have. The API server sees none: the operator would drop it. */}}
+{{- define "harmonia-ci.known" -}}
+{{- $schema := .schema -}}
+{{- $path := .path -}}
+{{- if kindIs "map" .value -}}
+{{- $fields := $schema.properties | default dict -}}
+{{- range $name, $value := .value -}}
+{{- $inner := printf "%s.%s" $path $name -}}
+{{- if hasKey $fields $name -}}
+{{- include "harmonia-ci.known" (dict "schema" (get $fields $name) "value" $value "path" $inner) -}}
+{{- else if not (or $schema.additionalProperties (get $schema "x-kubernetes-preserve-unknown-fields")) -}}
+{{- fail (printf "%s: a BuilderPool has no such field; `kubectl explain builderpool.spec` and docs/reference/crds.md name those that there are." $inner) -}}
+{{- end -}}
+{{- end -}}
+{{- else if kindIs "slice" .value -}}
+{{- range $number, $value := .value -}}
+{{- include "harmonia-ci.known" (dict "schema" ($schema.items | default dict) "value" $value "path" (printf "%s[%d]" $path $number)) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}

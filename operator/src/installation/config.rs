@@ -265,6 +265,9 @@ pub struct Evaluator {
     /// What they tolerate.
     #[serde(default)]
     pub tolerations: Vec<Toleration>,
+    /// Of the daemon beside each, which only fetches and keeps what is evaluated.
+    #[serde(default)]
+    pub daemon_resources: ResourceRequirements,
     /// Evaluations at once in one of them.
     #[serde(default)]
     pub workers: Option<i32>,
@@ -274,6 +277,15 @@ pub struct Evaluator {
     /// How long it may take.
     #[serde(default)]
     pub timeout: Option<Span>,
+    /// Private networks that evaluations may reach.
+    #[serde(default)]
+    pub networks: Vec<String>,
+    /// Binary caches whose results are not built again,
+    #[serde(default)]
+    pub substituters: Vec<String>,
+    /// and the keys whose signatures count there.
+    #[serde(default)]
+    pub trusted_public_keys: Vec<String>,
 }
 
 #[cfg(test)]
@@ -296,7 +308,7 @@ forges: [{name: github, type: github, appId: 1234567, clientId: farm, secret: ap
 oidc: {issuer: 'https://id.example.org', clientId: farm, secret: sign-in, admins: [ada@example.org, bob@example.org]}
 frontend: {replicas: 2, resources: {}, url: 'http://harmonia-ci-frontend.ci.svc', publicUrl: 'https://ci.example.org', anonymousRead: false, nodeSelector: {}, tolerations: []}
 signer: {replicas: 2, resources: {requests: {cpu: 100m}}, nodeSelector: {disk: fast}, tolerations: [{key: ci, operator: Exists}], sweepEvery: 12h, sweepGrace: 2d}
-evaluator: {replicas: 1, resources: {}, workers: 1, memory: 4Gi, timeout: 30m}
+evaluator: {replicas: 1, resources: {}, daemonResources: {limits: {memory: 1Gi}}, workers: 1, memory: 4Gi, timeout: 30m, networks: [10.1.2.0/24, 'fd00::/8'], substituters: ['https://cache.example.org'], trustedPublicKeys: ['cache.example.org-1:AAAA']}
 adminToken: {secret: harmonia-ci-admin-token}
 pool: {name: default, spec: {systems: [x86_64-linux], store: {mode: EmptyDir}}}
 ";

@@ -7,6 +7,7 @@ pub mod config;
 mod role;
 pub mod secrets;
 
+use std::collections::HashMap;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,6 +26,7 @@ pub use role::Role;
 
 use crate::apply::{self, ApplyError};
 use crate::cache::{Seen, Touched};
+use crate::conditions::replica_failure;
 use crate::context::Context;
 use crate::controller::{Failing, wait};
 use crate::credentials::NoUrl;
@@ -93,7 +95,7 @@ impl Failing for InstallationError {
 #[derive(Default)]
 struct Done {
     owner: Option<OwnerReference>,
-    logins: Option<i64>,
+    logins: HashMap<Role, i64>,
     pool: Option<i64>,
 }
 
@@ -159,6 +161,7 @@ fn mounted(installation: &config::Installation) -> impl Iterator<Item = &String>
     databases.chain([&installation.signing.secret]).chain(&installation.s3.secret).chain(forges).chain(oidc)
 }
 
+/// What fails holds up nothing else: the first error is answered when all was tried.
 async fn keep(context: &Context, done: &mut Done) -> Result<(), InstallationError> {
     if !context.standing().may_apply() {
         return Ok(());
@@ -168,50 +171,77 @@ async fn keep(context: &Context, done: &mut Done) -> Result<(), InstallationErro
         Some(owner) => owner.clone(),
         None => done.owner.insert(owner(context).await?).clone(),
     };
-    let leader = context.standing().generation();
-    let anew = leader.is_some() && done.logins != leader;
+    let mut failed = None;
     for role in Role::ALL {
-        let (database, word) = secrets::database(context, &owner, role, anew).await?;
-        let mut words = vec![("database", word)];
-        match role {
-            Role::Signer => {
-                words.push(("signing", secrets::version(context, &context.installation.signing.secret)?))
-            }
-            Role::Frontend => {
-                for forge in &context.installation.forges {
-                    words.push(("forge", secrets::version(context, &forge.secret)?));
-                }
-                if let Some(secret) = context.installation.oidc.as_ref().and_then(|oidc| oidc.secret.as_ref())
-                {
-                    words.push(("oidc", secrets::version(context, secret)?));
-                }
-            }
-            Role::Evaluator => {
-                words.push(("netrc", secrets::evaluator_token(context, &owner).await?));
-                words.push(("nix.conf", build::nix_conf(&context.installation.frontend.url)));
-            }
-        }
-        if let (Role::Signer | Role::Frontend, Some(secret)) = (role, &context.installation.s3.secret) {
-            words.push(("s3", secrets::version(context, secret)?));
-        }
-        let wanted = build::Wanted {
-            installation: &context.installation,
-            namespace: &context.namespace,
-            owner: &owner,
-            role,
-            database,
-            secrets_hash: crate::secrets::hash(words.iter().map(|(key, word)| (*key, word.as_str()))),
-        };
-        put(context, build::build(&wanted)).await?;
+        keep_first(&mut failed, keep_role(context, done, &owner, role).await);
     }
-    done.logins = leader.or(done.logins);
-    secrets::admin_token(context, &owner).await?;
+    keep_first(&mut failed, secrets::admin_token(context, &owner).await);
+    let leader = context.standing().generation();
     if leader.is_some() && done.pool != leader {
-        first_pool(context, &owner).await?;
-        done.pool = leader;
+        let made = first_pool(context, &owner).await;
+        done.pool = if made.is_ok() { leader } else { done.pool };
+        keep_first(&mut failed, made);
     }
-    look(context);
-    Ok(())
+    match failed {
+        Some(error) => Err(error),
+        None => {
+            look(context);
+            Ok(())
+        }
+    }
+}
+
+/// Whoever called tells of the first; of the others the log does.
+fn keep_first(failed: &mut Option<InstallationError>, outcome: Result<(), InstallationError>) {
+    match (outcome, &failed) {
+        (Ok(()), _) => {}
+        (Err(error), None) => *failed = Some(error),
+        (Err(error), Some(_)) => {
+            tracing::warn!(error = sentence(&error), "another part of the installation is not complete");
+        }
+    }
+}
+
+async fn keep_role(
+    context: &Context,
+    done: &mut Done,
+    owner: &OwnerReference,
+    role: Role,
+) -> Result<(), InstallationError> {
+    let leader = context.standing().generation();
+    let anew = leader.is_some() && done.logins.get(&role).copied() != leader;
+    let (database, word) = secrets::database(context, owner, role, anew).await?;
+    done.logins.extend(leader.map(|leader| (role, leader)));
+    let mut words = vec![("database", word)];
+    match role {
+        Role::Signer => {
+            words.push(("signing", secrets::version(context, &context.installation.signing.secret)?))
+        }
+        Role::Frontend => {
+            for forge in &context.installation.forges {
+                words.push(("forge", secrets::version(context, &forge.secret)?));
+            }
+            if let Some(secret) = context.installation.oidc.as_ref().and_then(|oidc| oidc.secret.as_ref()) {
+                words.push(("oidc", secrets::version(context, secret)?));
+            }
+        }
+        Role::Evaluator => {
+            words.push(("netrc", secrets::evaluator_token(context, owner).await?));
+            words.push(("nix.conf", build::nix_conf(&context.installation)));
+        }
+    }
+    if let (Role::Signer | Role::Frontend, Some(secret)) = (role, &context.installation.s3.secret) {
+        words.push(("s3", secrets::version(context, secret)?));
+    }
+    let wanted = build::Wanted {
+        installation: &context.installation,
+        namespace: &context.namespace,
+        owner,
+        role,
+        database,
+        secrets_hash: crate::secrets::hash(words.iter().map(|(key, word)| (*key, word.as_str()))),
+    };
+    put(context, build::build(&wanted)).await
 }
 
 /// The operator's own Deployment, with which everything goes.
@@ -269,15 +299,59 @@ async fn first_pool(context: &Context, owner: &OwnerReference) -> Result<(), Ins
 
 /// This process is ready when every role has been there once.
 fn look(context: &Context) {
-    let installation = &context.installation;
-    let waits = |role: &Role| {
-        let found = context.caches.deployments.get(&context.namespace, &role.child_name(installation));
-        let available = found.and_then(|found| found.status.as_ref()?.available_replicas).unwrap_or(0);
-        available < role.replicas(installation).min(1)
+    let found = |role: Role| {
+        context.caches.deployments.get(&context.namespace, &role.child_name(&context.installation))
     };
-    let waiting: Vec<&str> = Role::ALL.iter().filter(|role| waits(role)).map(|role| role.name()).collect();
+    let waiting: Vec<String> = Role::ALL
+        .into_iter()
+        .filter_map(|role| waits(role, role.replicas(&context.installation), found(role).as_deref()))
+        .collect();
     match waiting.is_empty() {
         true => context.ready.meet(INSTALLATION),
         false => context.ready.wait(INSTALLATION, format!("no pod is ready of: {}", waiting.join(", "))),
+    }
+}
+
+/// The role, if none of its pods is ready, with what keeps them from being made. None: it has one, or is to have none.
+fn waits(role: Role, replicas: i32, found: Option<&Deployment>) -> Option<String> {
+    let available =
+        found.and_then(|found| found.status.as_ref()?.available_replicas).is_some_and(|number| number > 0);
+    if available || replicas < 1 {
+        return None;
+    }
+    let failure = found.and_then(replica_failure);
+    Some(failure.map_or_else(|| role.name().to_owned(), |failure| format!("{} ({failure})", role.name())))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn a_role_whose_pods_are_refused_says_why() {
+        let refused = json!({"type": "ReplicaFailure", "status": "True", "message": "violates PodSecurity"});
+        let says = |replicas, status: Value| {
+            let deployment = serde_json::from_value(json!({"metadata": {}, "status": status})).unwrap();
+            waits(Role::Evaluator, replicas, Some(&deployment))
+        };
+        let none = json!({"conditions": [refused]});
+        assert_eq!(says(1, none.clone()).as_deref(), Some("evaluator (violates PodSecurity)"));
+        assert_eq!(says(0, none), None);
+        assert_eq!(says(2, json!({"availableReplicas": 1, "conditions": [refused]})), None);
+        assert_eq!(says(1, json!({})).as_deref(), Some("evaluator"));
+        assert_eq!(waits(Role::Signer, 1, None).as_deref(), Some("signer"));
+    }
+
+    #[test]
+    fn the_first_error_is_answered() {
+        let mut failed = None;
+        for name in ["signing", "app"] {
+            keep_first(&mut failed, Ok(()));
+            keep_first(&mut failed, Err(InstallationError::NoSecret(name.to_owned())));
+        }
+        assert_eq!(failed.unwrap().to_string(), "there is no Secret signing");
     }
 }

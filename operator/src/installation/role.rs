@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{ResourceRequirements, Toleration};
 use super::config::{Installation, SecretKey};
 
 /// A part of the installation that the operator runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Role {
     /// Holds the keys.
     Signer,

@@ -49,8 +49,9 @@ impl Image<'_> {
     }
 }
 
-/// Makes an empty volume a store; takes no time where there is one.
-pub fn seed(image: Image<'_>) -> Container {
+/// Makes an empty volume a store; takes no time where there is one. It has the resources of the daemon, which begins when it ends:
+/// the pod needs no more for it, and where a quota counts them no container may be without.
+pub fn seed(image: Image<'_>, daemon: &Container) -> Container {
     Container {
         command: Some(["/bin/sh", "-ec", SEED].map(str::to_owned).into()),
         security_context: Some(SecurityContext {
@@ -66,6 +67,7 @@ pub fn seed(image: Image<'_>) -> Container {
             ..SecurityContext::default()
         }),
         volume_mounts: Some(vec![mount(NIX, "/nix")]),
+        resources: daemon.resources.clone(),
         ..image.container("seed")
     }
 }

@@ -1,21 +1,25 @@
 //! The pool's row in the database outlives no pool. Nothing waits for the database for long: a namespace that cannot be
 //! deleted is worse than a row too many.
 
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use harmonia_crds::BuilderPool;
 use harmonia_queue::mirror;
 use harmonia_service::sentence::sentence;
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::api::{Patch, PatchParams};
 use kube::runtime::controller::Action;
-use kube::{Api, Resource};
+use kube::{Api, Resource, ResourceExt};
 use serde_json::json;
 
 use crate::events::News;
-use crate::names::FINALIZER;
+use crate::names::{FINALIZER, POOL};
 
+use super::build::child_name;
 use super::{PoolError, Pools, database, reference};
 
 /// A database that has been away for so long is not waited for any more.
@@ -73,8 +77,12 @@ pub async fn abandon(pools: &Pools, meta: &ObjectMeta) -> Result<Action, PoolErr
 }
 
 async fn let_go(pools: &Pools, meta: &ObjectMeta) -> Result<Action, PoolError> {
-    pools.mirrored.forget(&database::name_of(meta));
-    pools.shown.forget(&database::name_of(meta));
+    hand_over(pools, meta).await?;
+    let known_as = database::name_of(meta);
+    pools.mirrored.forget(&known_as);
+    pools.shown.forget(&known_as);
+    pools.histories.forget(&known_as);
+    pools.noted.lock().unwrap_or_else(PoisonError::into_inner).remove(&known_as);
     let (namespace, name) = (meta.namespace.as_deref(), meta.name.as_deref());
     pools.context.counts.pool_gone(namespace.unwrap_or_default(), name.unwrap_or_default());
     pools.referring.refer(namespace.unwrap_or_default(), name.unwrap_or_default(), std::iter::empty());
@@ -84,6 +92,50 @@ async fn let_go(pools: &Pools, meta: &ObjectMeta) -> Result<Action, PoolError> {
         Err(kube::Error::Api(status)) if status.is_not_found() => Ok(Action::await_change()),
         Err(error) => Err(PoolError::api("remove the pool's finalizer")(error)),
     }
+}
+
+/// The pods that finish what they have run foreign code until the last of them is gone: so long their policy stays. It becomes
+/// theirs, for it would go with the pool.
+async fn hand_over(pools: &Pools, meta: &ObjectMeta) -> Result<(), PoolError> {
+    let (namespace, pool) =
+        (meta.namespace.as_deref().unwrap_or_default(), meta.name.as_deref().unwrap_or_default());
+    let (caches, name) = (&pools.context.caches, child_name(pool));
+    let pods = caches.pods.select(namespace, |pod| pod.labels().get(POOL).is_some_and(|of| of == pool));
+    let Some(policy) = caches.network_policies.get(namespace, &name) else { return Ok(()) };
+    let Some(owners) = heirs(policy.meta(), pods.iter().map(|pod| pod.meta())) else { return Ok(()) };
+    let api: Api<NetworkPolicy> = Api::namespaced(pools.context.client.clone(), namespace);
+    let change = json!({"metadata": {"uid": policy.uid(), "ownerReferences": owners}});
+    match api.patch_metadata(&name, &PatchParams::default(), &Patch::Merge(change)).await {
+        Ok(_) => Ok(()),
+        // It is gone, or is another one by now.
+        Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
+        // Where owner references are checked, changing them needs the right to delete. No pool hangs for what is refused.
+        Err(kube::Error::Api(status)) if status.code < 500 => {
+            tracing::warn!(namespace, name, reason = status.message, "a policy goes before its pods");
+            Ok(())
+        }
+        Err(error) => Err(PoolError::api("leave the pool's policy to its pods")(error)),
+    }
+}
+
+/// To whom a policy belongs when it is these pods' too. None: they have it already, or there are none.
+fn heirs<'a>(policy: &ObjectMeta, pods: impl Iterator<Item = &'a ObjectMeta>) -> Option<Vec<OwnerReference>> {
+    let mut owners = policy.owner_references.clone().unwrap_or_default();
+    let before = owners.len();
+    for pod in pods {
+        let uid = pod.uid.clone().unwrap_or_default();
+        if owners.iter().all(|owner| owner.uid != uid) {
+            owners.push(OwnerReference {
+                api_version: Pod::api_version(&()).into_owned(),
+                kind: Pod::kind(&()).into_owned(),
+                name: pod.name.clone().unwrap_or_default(),
+                uid,
+                controller: None,
+                block_owner_deletion: None,
+            });
+        }
+    }
+    (owners.len() > before).then_some(owners)
 }
 
 /// Or says why not.
@@ -113,4 +165,33 @@ async fn patch(pools: &Pools, meta: &ObjectMeta, finalizers: Vec<String>) -> Res
     let change = json!({"metadata": {"resourceVersion": meta.resource_version, "finalizers": finalizers}});
     let name = meta.name.as_deref().unwrap_or_default();
     api.patch_metadata(name, &PatchParams::default(), &Patch::Merge(change)).await.map(drop)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn meta(name: &str) -> ObjectMeta {
+        ObjectMeta {
+            name: Some(name.to_owned()),
+            uid: Some(format!("uid of {name}")),
+            ..ObjectMeta::default()
+        }
+    }
+
+    #[test]
+    fn a_policy_is_left_to_the_pods_that_finish() {
+        let pool =
+            OwnerReference { name: "big".to_owned(), uid: "7d5c".to_owned(), ..OwnerReference::default() };
+        let mut policy = ObjectMeta { owner_references: Some(vec![pool]), ..meta("big-builder") };
+        let pods = [meta("big-builder-a"), meta("big-builder-b")];
+        let owners = heirs(&policy, pods.iter()).unwrap();
+        let words: Vec<(&str, &str)> =
+            owners.iter().map(|owner| (owner.kind.as_str(), owner.uid.as_str())).collect();
+        assert_eq!(words, [("", "7d5c"), ("Pod", "uid of big-builder-a"), ("Pod", "uid of big-builder-b")]);
+        policy.owner_references = Some(owners);
+        assert!(heirs(&policy, pods.iter()).is_none(), "what they have is not given again");
+        assert!(heirs(&policy, std::iter::empty()).is_none());
+    }
 }

@@ -179,10 +179,6 @@ async fn follow(pools: &Pools, stores: Vec<(Scope, Store<DeserializeGuard<Builde
         let key = ObjectRef::new(name).within(namespace);
         stores.iter().find_map(|(_, store)| store.get(&key))
     };
-    let capacity = |name: &str, builders: &[Node]| match find(name).as_deref().map(|pool| &pool.0) {
-        Some(Ok(pool)) => scale::capacity(pools, pool, builders),
-        Some(Err(_)) | None => scale::idle(builders),
-    };
     let mut tick = tokio::time::interval(ROUND);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -191,6 +187,11 @@ async fn follow(pools: &Pools, stores: Vec<(Scope, Store<DeserializeGuard<Builde
             () = pools.hurry.notified() => {}
         }
         let asked = Instant::now();
+        let stuck = scale::stuck(pools);
+        let capacity = |name: &str, builders: &[Node]| match find(name).as_deref().map(|pool| &pool.0) {
+            Some(Ok(pool)) => scale::capacity(pools, pool, builders, stuck.get(name).copied().unwrap_or(0)),
+            Some(Err(_)) | None => scale::idle(builders),
+        };
         pools.numbers.ask(&pools.context, capacity).await;
         tokio::time::sleep(PAUSE.max(10 * asked.elapsed())).await;
         let Some(lead) = pools.context.lead() else { continue };
@@ -238,23 +239,18 @@ async fn reconcile(pool: Arc<DeserializeGuard<BuilderPool>>, pools: Arc<Pools>) 
     let context = &pools.context;
     let (deleted, may_apply) = (pool.meta().deletion_timestamp.is_some(), context.standing().may_apply());
     let _measure = context.counts.measure(KIND);
-    match (deleted, may_apply) {
-        (true, true) => return finalize::finalize(&pools, pool.meta()).await,
-        (true, false) => return finalize::abandon(&pools, pool.meta()).await,
+    let outcome = match (deleted, may_apply, &pool.0) {
+        (true, true, _) => finalize::finalize(&pools, pool.meta()).await,
+        (true, false, _) => finalize::abandon(&pools, pool.meta()).await,
         // It is looked at again when that changes.
-        (false, false) => return Ok(Action::await_change()),
-        (false, true) => {}
+        (false, false, _) => return Ok(Action::await_change()),
+        (false, true, Ok(readable)) => settle(&pools, readable).await,
+        (false, true, Err(unreadable)) => return Ok(tell_unreadable(&pools, unreadable).await),
+    };
+    if outcome.is_ok() {
+        pools.backoff.clear(&*pool);
     }
-    match &pool.0 {
-        Ok(readable) => {
-            let outcome = settle(&pools, readable).await;
-            if outcome.is_ok() {
-                pools.backoff.clear(&*pool);
-            }
-            outcome
-        }
-        Err(unreadable) => Ok(tell_unreadable(&pools, unreadable).await),
-    }
+    outcome
 }
 
 /// The whole of it. What stands in the way is shown in the status before it is tried again.

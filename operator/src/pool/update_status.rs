@@ -18,7 +18,7 @@ use super::apply::Outcome;
 use super::build::{Workload, selector};
 use super::numbers::Reach;
 use super::{PoolError, Pools, database};
-use crate::conditions::{Finding, Truth, merge, news};
+use crate::conditions::{Finding, Truth, merge, news, replica_failure};
 use crate::controller::Failing;
 use crate::events::News;
 use crate::names::{FIELD_MANAGER, POOL};
@@ -157,17 +157,12 @@ fn count(workload: &Workload) -> Counts {
     match workload {
         Workload::Deployment(deployment) => {
             let Some(status) = &deployment.status else { return Counts::default() };
-            let conditions = status.conditions.iter().flatten();
-            let failure = conditions
-                .filter(|condition| condition.type_ == "ReplicaFailure" && condition.status == "True")
-                .map(|condition| condition.message.clone().unwrap_or_default())
-                .next();
             Counts {
                 replicas: status.replicas.unwrap_or(0),
                 ready: status.ready_replicas.unwrap_or(0),
                 updated: status.updated_replicas.unwrap_or(0),
                 observed: status.observed_generation >= deployment.meta().generation,
-                failure,
+                failure: replica_failure(deployment),
             }
         }
         Workload::StatefulSet(set) => {

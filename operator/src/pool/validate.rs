@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use harmonia_crds::overlay::{BUILDER, MOUNTS, NIX_DAEMON, OverlayContainer, PodOverlay, VOLUMES};
+use harmonia_crds::overlay::{BUILDER, MOUNTS, NIX_DAEMON, OverlayContainer, PodOverlay, TMP, VOLUMES};
 use harmonia_crds::pool::{Limits, Nix, Store, refused_settings};
 use harmonia_crds::quantity::Size;
 use harmonia_crds::{BuilderPool, BuilderPoolSpec};
@@ -207,11 +207,12 @@ fn check_container(container: &OverlayContainer, wrong: &mut Vec<String>) {
     }
 }
 
-/// Whether a mount is at, below or above one of ours.
+/// Whether a mount is at, below or above one of ours, or at the one below which others may be.
 fn hides(path: &str) -> bool {
     let parts = |path: &'static str| path.split('/').filter(|part| !part.is_empty());
     let given: Vec<&str> = path.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
     given.contains(&"..")
+        || parts(TMP).eq(given.iter().copied())
         || MOUNTS.iter().any(|ours| parts(ours).zip(&given).all(|(ours, given)| ours == *given))
 }
 
@@ -326,10 +327,20 @@ pub mod tests {
 
     #[test]
     fn mounts_cannot_hide_ours() {
-        for path in ["/", "/nix", "/nix/store/", "//nix", "/etc", "/var/lib/harmonia-ci/x", "/a/../nix"] {
+        for path in [
+            "/",
+            "/nix",
+            "/nix/store/",
+            "//nix",
+            "/etc",
+            "/var/lib/harmonia-ci/x",
+            "/a/../nix",
+            "/tmp",
+            "/tmp/",
+        ] {
             assert!(hides(path), "{path}");
         }
-        for path in ["/cache", "/etc/ssl", "/nixos", "/var/lib/other"] {
+        for path in ["/cache", "/etc/ssl", "/nixos", "/var/lib/other", "/tmp/scratch"] {
             assert!(!hides(path), "{path}");
         }
     }

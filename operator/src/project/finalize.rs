@@ -6,12 +6,17 @@ use std::time::Duration;
 use harmonia_crds::Project;
 use harmonia_queue::mirror;
 use jiff::{SignedDuration, Timestamp};
-use kube::ResourceExt;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::{Patch, PatchParams};
 use kube::runtime::controller::Action;
+use kube::runtime::finalizer;
+use kube::{Api, ResourceExt};
+use serde_json::json;
 
 use super::{ProjectError, Projects, queue_name};
 use crate::context::Context;
 use crate::events::News;
+use crate::names::FINALIZER;
 
 /// How long a database that is away is waited for.
 const PATIENCE: SignedDuration = SignedDuration::from_mins(2);
@@ -53,6 +58,27 @@ pub async fn end(projects: &Projects, project: &Project) -> Result<Action, Proje
     }
 }
 
+/// Lets go of one that this release cannot read. What the queue has of it goes with all that no Project keeps any more.
+pub async fn let_go(context: &Context, meta: &ObjectMeta) -> Result<Action, ProjectError> {
+    let held = meta.finalizers.clone().unwrap_or_default();
+    let left: Vec<&String> = held.iter().filter(|name| *name != FINALIZER).collect();
+    if left.len() == held.len() {
+        return Ok(Action::await_change());
+    }
+    let change = json!({"metadata": {"resourceVersion": meta.resource_version, "finalizers": left}});
+    let (namespace, name) =
+        (meta.namespace.as_deref().unwrap_or_default(), meta.name.as_deref().unwrap_or_default());
+    let api: Api<Project> = Api::namespaced(context.client.clone(), namespace);
+    match api.patch_metadata(name, &PatchParams::default(), &Patch::Merge(change)).await {
+        Ok(_) => Ok(Action::await_change()),
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(Action::await_change()),
+        Err(error) => {
+            let source = Box::new(finalizer::Error::RemoveFinalizer(error));
+            Err(ProjectError::Finalizer { name: format!("{namespace}/{name}"), source })
+        }
+    }
+}
+
 /// Whether no replica can know who leads, and the Project has waited for that long enough: then whoever sees it lets go.
 pub async fn nobody_leads(context: &Context, project: &Project) -> bool {
     waited(project, Timestamp::now()) > FOLLOWERS
@@ -66,11 +92,9 @@ fn waited(project: &Project, now: Timestamp) -> SignedDuration {
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-    use serde_json::json;
-
     use super::*;
     use crate::project::validate::tests::project;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
     #[test]
     fn the_wait_is_counted_from_the_deletion() {

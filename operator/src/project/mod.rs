@@ -175,6 +175,9 @@ async fn reconcile(
     let _measure = context.counts.measure(KIND);
     let project = match &object.0 {
         Ok(project) => Arc::new(project.clone()),
+        Err(invalid) if context.standing().may_apply() && invalid.metadata.deletion_timestamp.is_some() => {
+            return finalize::let_go(context, &invalid.metadata).await;
+        }
         Err(invalid) if context.standing().may_apply() => {
             let note = invalid.to_string();
             let news = News { warning: true, reason: "Unreadable", action: "Reconcile", note: note.clone() };

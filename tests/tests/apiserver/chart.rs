@@ -123,14 +123,46 @@ async fn unknown_and_unfit_values_are_refused() {
         ("--set=quickstart.s3.sizes=1Gi", "quickstart.s3: Additional property sizes is not allowed"),
         ("--set=operator.replicas=3", "operator.replicas: Must be less than or equal to 2"),
         ("--set=evaluator.memory=lots", "evaluator.memory: Does not match pattern"),
+        (
+            "--set=evaluator.substituters={cache.nixos.org}",
+            "evaluator.substituters.0: Does not match pattern",
+        ),
+        ("--set=evaluator.trustedPublicKeys={a:b}", "evaluator.trustedPublicKeys.0: Does not match pattern"),
+        ("--set=evaluator.memory=4K", "evaluator.memory: Does not match pattern"),
+        ("--set=evaluator.memory=1P", "evaluator.memory: Does not match pattern"),
+        ("--set=evaluator.timeout=1d", "evaluator.timeout: Does not match pattern"),
+        ("--set=evaluator.networks={10.1.2.3}", "evaluator.networks.0: Does not match pattern"),
         ("--set=signer.sweepGrace=soon", "signer.sweepGrace: Does not match pattern"),
         ("--set=tracing.endpoint=collector:4318", "tracing.endpoint: Does not match pattern"),
         ("--set=networkPolicy.forbidden={10.0.0.1}", "networkPolicy.forbidden.0: Does not match pattern"),
+        ("--set=networkPolicy.forbidden={10.0.0.0/0}", "networkPolicy.forbidden.0: Does not match pattern"),
+        ("--set=networkPolicy.forbidden={10.0.0.1/33}", "networkPolicy.forbidden.0: Does not match pattern"),
+        ("--set=networkPolicy.forbidden={fd00::/129}", "networkPolicy.forbidden.0: Does not match pattern"),
+        (
+            "--set=quickstart.pool.spec.repliacs=2",
+            "quickstart.pool.spec.repliacs: a BuilderPool has no such field",
+        ),
+        (
+            "--set=quickstart.pool.spec.template.spec.containers[0].image=x",
+            "quickstart.pool.spec.template.spec.containers[0].image: a BuilderPool has no such field",
+        ),
         ("--set=s3.endpoint=minio:9000", "s3.endpoint: Does not match pattern"),
         ("--set=quickstart.persistence.enabled=maybe", "must be one of the following: \"auto\", true, false"),
     ] {
         let said = render(&[&QUICKSTART[..], &[option]].concat()).await.unwrap_err();
         assert!(said.contains(complaint), "{option}: {said}");
+    }
+}
+
+#[tokio::test]
+async fn what_the_operator_reads_is_accepted() {
+    for option in [
+        "--set=evaluator.timeout=1h30m,evaluator.memory=1.5Gi",
+        "--set=networkPolicy.forbidden={10.0.0.1/32,fd00::/8,::1/128}",
+        "--set=quickstart.pool.spec.nix.settings.keep-going=true,quickstart.pool.spec.memory=4Gi",
+        "--set=quickstart.pool.spec.template.spec.volumes[0].name=a,quickstart.pool.spec.template.spec.volumes[0].hostPath.path=/a",
+    ] {
+        installation(&objects(&[&QUICKSTART[..], &[option]].concat()).await);
     }
 }
 
@@ -156,6 +188,7 @@ async fn the_operator_is_told_what_the_values_say() {
             "--set=database.signer.existingSecret=db,database.signer.key=signer",
             "--set=s3.endpoint=https://s3.example.org,s3.publicEndpoint=https://cdn.example.org,s3.region=eu-1",
             "--set=frontend.replicas=3,frontend.anonymousRead=true,signer.nodeSelector.role=trusted,signer.sweepGrace=3d",
+            "--set=evaluator.networks={10.1.2.0/24}",
             "--set=networkPolicy.forbidden={10.0.0.1/32},tracing.endpoint=http://collector:4318",
         ],
     ]
@@ -187,12 +220,41 @@ async fn the_operator_is_told_what_the_values_say() {
         },
         "evaluator": {
             "replicas": 1, "resources": requests("500m", "1Gi"), "nodeSelector": {}, "tolerations": [],
-            "workers": 1, "memory": "4Gi", "timeout": "30m",
+            "daemonResources": requests("50m", "64Mi"), "workers": 1, "memory": "4Gi", "timeout": "30m",
+            "networks": ["10.1.2.0/24"],
+            "substituters": ["https://cache.nixos.org"],
+            "trustedPublicKeys": ["cache.nixos.org-1:6NCHdD59X431o0gWypbMrAURkbJ16ZPMQFGspcDShjY="],
         },
         "adminToken": {"secret": "harmonia-ci-admin-token"},
     });
     assert_eq!(installation(&objects), expected);
     assert!(!kinds(&objects).contains("StatefulSet") && !kinds(&objects).contains("Secret"));
+}
+
+#[tokio::test]
+async fn the_longest_release_leaves_room_for_the_revisions_of_its_stateful_sets() {
+    let (release, chart) = ("r".repeat(53), chart());
+    let options = [&["template", &release, &chart, "--namespace=ci"], &QUICKSTART[..]].concat();
+    let objects = parse(&helm(&options).await.unwrap());
+    let sets: Vec<&Value> = objects.iter().filter(|object| object["kind"] == "StatefulSet").collect();
+    assert_eq!(sets.len(), 2);
+    for set in sets {
+        // The label controller-revision-hash of its pods.
+        let revision = format!("{}-0123456789", set["metadata"]["name"].as_str().unwrap());
+        assert!(revision.len() <= 63, "{revision}");
+    }
+}
+
+#[tokio::test]
+async fn every_container_says_what_it_needs() {
+    for object in objects(&QUICKSTART).await {
+        let spec =
+            if object["kind"] == "Pod" { &object["spec"] } else { &object["spec"]["template"]["spec"] };
+        for container in spec["containers"].as_array().into_iter().flatten() {
+            let name = &object["metadata"]["name"];
+            assert!(container["resources"]["requests"]["cpu"].is_string(), "{name} {}", container["name"]);
+        }
+    }
 }
 
 #[tokio::test]

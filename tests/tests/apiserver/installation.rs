@@ -65,11 +65,15 @@ async fn a_hand_edited_deployment_is_repaired_and_a_deleted_one_comes_back() {
 }
 
 #[tokio::test]
-async fn a_role_waits_for_a_secret_that_is_missing() {
+async fn a_role_waits_for_a_secret_that_is_missing_and_nothing_else_does() {
     let mut release = Release::prepare("missing", &[]).await;
     release.start();
     let database = format!("secret/{}-database-signer", release.namespace.name());
     release.namespace.eventually(&database, SOON, |secret| secret["data"]["url"].is_string()).await;
+    // Evaluators read neither the signing key nor the bucket's.
+    appears(&release, "deployment", &["evaluator"]).await;
+    secret(&release, "admin-token", "token").await;
+    release.namespace.eventually("builderpool/default", SOON, Value::is_object).await;
     let signer = format!("deployment/{}-signer", release.namespace.name());
     assert_eq!(release.namespace.get(&signer).await, Value::Null);
     release.make_secrets().await;

@@ -125,6 +125,33 @@ async fn a_pool_gets_its_objects_and_nothing_else() {
 }
 
 #[tokio::test]
+async fn a_policy_stays_until_the_last_pod_of_its_pool_is_gone() {
+    let release = release("policy").await;
+    let namespace = &release.namespace;
+    namespace.apply(&pool("x86", "replicas: 1")).await;
+    namespace.eventually("builderpool/x86", SOON, settled).await;
+    // A pod without a node is gone at once: this one waits for a finalizer, as others do for their builds.
+    let selector = "--selector=ci.harmonia.dev/pool=x86";
+    let pods = namespace.kubectl(&["get", "pods", selector, "--output=name"]).await;
+    let pod = pods.trim();
+    let hold = r#"{"metadata": {"finalizers": ["example.org/hold"]}}"#;
+    namespace.kubectl(&["patch", pod, "--type=merge", "--patch", hold]).await;
+    namespace.kubectl(&["delete", "builderpool", "x86", "--timeout=180s"]).await;
+    namespace.eventually("deployment/x86-builder", SOON, Value::is_null).await;
+    let going = |pod: &Value| pod["metadata"]["deletionTimestamp"].is_string();
+    namespace.eventually(pod, SOON, going).await;
+    // The API server's own controller has seen that the pool is gone.
+    let left = |policy: &Value| {
+        let owners = policy["metadata"]["ownerReferences"].as_array();
+        owners.is_some_and(|owners| owners.len() == 1 && owners[0]["kind"] == "Pod")
+    };
+    namespace.eventually("networkpolicy/x86-builder", SOON, left).await;
+    let free = r#"{"metadata": {"finalizers": null}}"#;
+    namespace.kubectl(&["patch", pod, "--type=merge", "--patch", free]).await;
+    namespace.eventually("networkpolicy/x86-builder", SOON, Value::is_null).await;
+}
+
+#[tokio::test]
 async fn a_pool_with_stores_that_stay_is_a_stateful_set() {
     let release = release("stay").await;
     let namespace = &release.namespace;

@@ -8,7 +8,7 @@ use harmonia_tests::kube::eventually;
 use harmonia_tests::operator::{Release, SOON};
 use serde_json::Value;
 
-use crate::pools::{condition, pool, secret_value};
+use crate::pools::{condition, has, pool, secret_value};
 
 const DEPLOYMENT: &str = "deployment/x86-builder";
 
@@ -142,6 +142,21 @@ async fn what_ran_out_of_memory_starts_a_pod_of_a_larger_pool() {
     let workload = release.namespace.get(large).await;
     let limits = workload.pointer("/spec/template/spec/initContainers/1/resources/limits").unwrap();
     assert_eq!(limits["memory"], "4Gi");
+}
+
+#[tokio::test]
+async fn what_a_paused_pool_would_take_starts_pods_of_another() {
+    let release = Release::new("left").await;
+    release.farm.project("main").await;
+    let scaling = "scaling: {min: 0, max: 3}";
+    release.namespace.apply(&pool("x86", &format!("features: [], {scaling}, paused: true"))).await;
+    let paused = |pool: &Value| has(pool, "Progressing", "False", "Paused");
+    release.namespace.eventually("builderpool/x86", SOON, paused).await;
+    release.namespace.apply(&pool("other", &format!("features: [kvm], {scaling}"))).await;
+    let other = "deployment/other-builder";
+    release.namespace.eventually(other, SOON, |workload| workload["spec"]["replicas"] == 0).await;
+    queue(&release, "build", 2).await;
+    release.namespace.eventually(other, SOON, |workload| workload["spec"]["replicas"] == 2).await;
 }
 
 #[tokio::test]

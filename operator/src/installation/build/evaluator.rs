@@ -3,7 +3,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, PodSpec, PodTemplateSpec, SecretVolu
 
 use super::pod::{container, own_url, template, with_nix};
 use super::{Wanted, metadata};
-use crate::installation::config::Installation;
+use crate::installation::config::{Evaluator, Installation};
 use crate::installation::secrets::{credentials_secret, netrc_secret};
 use crate::pod::{CONF, NETRC, NIX, RUN, STATE, config, daemon, empty, field, mount, secret, seed, setting};
 
@@ -28,6 +28,9 @@ pub fn build(wanted: &Wanted<'_>) -> PodTemplateSpec {
         ("EVAL_WORKERS", evaluator.workers.map(|workers| workers.to_string())),
         ("EVAL_MEMORY", evaluator.memory.map(|memory| memory.0.to_string())),
         ("EVAL_TIMEOUT", evaluator.timeout.map(|timeout| format!("{}s", timeout.0.as_secs()))),
+        ("EVAL_NETWORKS", joined(&evaluator.networks, ",")),
+        ("SUBSTITUTERS", joined(&evaluator.substituters, " ")),
+        ("TRUSTED_PUBLIC_KEYS", joined(&evaluator.trusted_public_keys, " ")),
     ];
     env.extend(given.into_iter().filter_map(|(name, value)| Some(setting(name, value?))));
     let image = with_nix(wanted);
@@ -38,10 +41,12 @@ pub fn build(wanted: &Wanted<'_>) -> PodTemplateSpec {
         mount(STATE, STATE_DIR),
         mount(CREDENTIALS, CREDENTIALS_DIR),
     ]);
+    let mut daemon = daemon(image, Sandbox::Disabled);
+    daemon.resources = Some(evaluator.daemon_resources.clone());
     template(
         wanted,
         PodSpec {
-            init_containers: Some(vec![seed(image), daemon(image, Sandbox::Disabled)]),
+            init_containers: Some(vec![seed(image, &daemon), daemon]),
             containers: vec![container],
             volumes: Some(vec![
                 empty(NIX),
@@ -54,6 +59,10 @@ pub fn build(wanted: &Wanted<'_>) -> PodTemplateSpec {
             ..PodSpec::default()
         },
     )
+}
+
+fn joined(all: &[String], by: &str) -> Option<String> {
+    (!all.is_empty()).then(|| all.join(by))
 }
 
 /// netrc files of private repositories. There is no such Secret until a Project names one of its own.
@@ -73,15 +82,18 @@ fn credentials(installation: &Installation) -> Volume {
 pub fn config_map(wanted: &Wanted<'_>) -> ConfigMap {
     ConfigMap {
         metadata: metadata(wanted, wanted.role.child_name(wanted.installation)),
-        data: Some([(NIX_CONF.to_owned(), nix_conf(&wanted.installation.frontend.url))].into()),
+        data: Some([(NIX_CONF.to_owned(), nix_conf(wanted.installation))].into()),
         ..ConfigMap::default()
     }
 }
 
 /// Nothing is built here: what an evaluation would have to build first is refused with Nix's own sentence. What is fetched from
-/// the farm's cache has its hash in its name, so no key is needed.
-pub fn nix_conf(frontend: &str) -> String {
-    let cache = format!("{}/cache", frontend.trim_end_matches('/'));
+/// the farm's cache has its hash in its name, so no key of it is needed.
+pub fn nix_conf(installation: &Installation) -> String {
+    let Evaluator { substituters, trusted_public_keys, .. } = &installation.evaluator;
+    let own = format!("{}/cache", installation.frontend.url.trim_end_matches('/'));
+    let caches = [&own].into_iter().chain(substituters).map(String::as_str).collect::<Vec<_>>().join(" ");
+    let keys = trusted_public_keys.join(" ");
     format!(
         "allow-import-from-derivation = false\n\
          build-users-group = nixbld\n\
@@ -91,8 +103,8 @@ pub fn nix_conf(frontend: &str) -> String {
          narinfo-cache-negative-ttl = 0\n\
          netrc-file = {RUN}/{NETRC}\n\
          sandbox = false\n\
-         substituters = {cache}\n\
-         trusted-public-keys =\n\
+         substituters = {caches}\n\
+         trusted-public-keys = {keys}\n\
          trusted-users = root harmonia\n"
     )
 }

@@ -185,8 +185,14 @@ fn an_evaluator_has_a_store_and_the_limits_that_were_asked_for() {
     assert_eq!(init, ["seed", "nix-daemon"]);
     let evaluator = &pod.containers[0];
     assert_eq!(evaluator.image.as_deref(), Some("localhost/harmonia-ci-builder:test"));
+    for container in pod.init_containers.iter().flatten() {
+        assert_eq!(container.resources.as_ref().unwrap().limits.as_ref().unwrap()["memory"].0, "1Gi");
+    }
     assert_eq!(setting(evaluator, "EVAL_MEMORY").unwrap(), (4_u64 << 30).to_string());
     assert_eq!(setting(evaluator, "EVAL_TIMEOUT").unwrap(), "1800s");
+    assert_eq!(setting(evaluator, "EVAL_NETWORKS").unwrap(), "10.1.2.0/24,fd00::/8");
+    assert_eq!(setting(evaluator, "SUBSTITUTERS").unwrap(), "https://cache.example.org");
+    assert_eq!(setting(evaluator, "TRUSTED_PUBLIC_KEYS").unwrap(), "cache.example.org-1:AAAA");
     let token = |container: &Container| {
         container.volume_mounts.iter().flatten().any(|mount| mount.name == crate::pod::NETRC)
     };
@@ -200,7 +206,8 @@ fn an_evaluators_daemon_builds_nothing() {
     for line in [
         "max-jobs = 0",
         "allow-import-from-derivation = false",
-        "substituters = http://harmonia-ci-frontend.ci.svc/cache",
+        "substituters = http://harmonia-ci-frontend.ci.svc/cache https://cache.example.org",
+        "trusted-public-keys = cache.example.org-1:AAAA",
     ] {
         assert!(conf.lines().any(|found| found == line), "{line}: {conf}");
     }

@@ -117,10 +117,11 @@ pub fn metadata_of(pool: &BuilderPool, name: &str) -> ObjectMeta {
     }
 }
 
-/// The pool, to whom its objects belong and which is not gone before they are, if that is how it is deleted.
+/// The pool, to whom its objects belong. They do not keep it from going: where owner references are checked, that would need a
+/// right to finalizers of pools, and nothing waits for it.
 pub fn owner(pool: &BuilderPool) -> Option<OwnerReference> {
     let owner = pool.controller_owner_ref(&())?;
-    Some(OwnerReference { block_owner_deletion: Some(true), ..owner })
+    Some(OwnerReference { block_owner_deletion: None, ..owner })
 }
 
 #[cfg(test)]

@@ -77,7 +77,7 @@ pub fn build(wanted: &Wanted, config: &ConfigMap) -> PodTemplateSpec {
             enable_service_links: Some(false),
             host_users: (wanted.nix.sandbox == Sandbox::UserNamespace).then_some(false),
             termination_grace_period_seconds: Some(wanted.grace.as_secs().cast_signed()),
-            init_containers: Some(vec![seed(image), daemon]),
+            init_containers: Some(vec![seed(image, &daemon), daemon]),
             containers: vec![builder],
             volumes: Some(volumes(wanted, &name).into_iter().chain(more_volumes).collect()),
             node_selector: Some(joined(node_selector, nodes.into())),

@@ -114,8 +114,11 @@ fn the_memory_of_a_pool_is_what_its_builds_have() {
     let daemon = json!({"name": "nix-daemon", "resources": {"requests": {"cpu": "4", "memory": "1Gi"}}});
     let overlay = json!({"spec": {"containers": [daemon]}});
     let template = template(json!({"memory": "16Gi", "template": overlay}));
-    let resources = template.pointer("/spec/initContainers/1/resources").unwrap();
-    assert_eq!(resources, &json!({"requests": {"cpu": "4", "memory": "16Gi"}, "limits": {"memory": "16Gi"}}));
+    // The first one too: where a quota counts what containers ask for, none may be without.
+    for container in ["/spec/initContainers/0/resources", "/spec/initContainers/1/resources"] {
+        let expected = json!({"requests": {"cpu": "4", "memory": "16Gi"}, "limits": {"memory": "16Gi"}});
+        assert_eq!(template.pointer(container), Some(&expected), "{container}");
+    }
 }
 
 #[test]

@@ -13,6 +13,7 @@ use harmonia_crds::{BuilderPool, BuilderPoolSpec};
 use harmonia_queue::nodes::Node;
 use harmonia_queue::{mirror, people};
 use harmonia_service::sentence::sentence;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Resource, ResourceExt};
@@ -35,10 +36,19 @@ use super::{Pools, database};
 /// Makes a ReplicaSet choose a pod before others that are as well as it is.
 const COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 const CHEAP: &str = "-100";
+/// A pod that cannot be scheduled may be what an autoscaler makes a node for: it is waited for, and its builds with it, for so long.
+const PATIENCE: SignedDuration = SignedDuration::from_mins(3);
 
 /// What all pools needed lately, each for as long as this replica has led.
 #[derive(Debug, Default)]
 pub struct Histories(Mutex<HashMap<String, (i64, History)>>);
+
+impl Histories {
+    /// The pool is gone.
+    pub fn forget(&self, name: &str) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+    }
+}
 
 /// What scaling came to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -107,15 +117,37 @@ pub async fn scale(pools: &Pools, pool: &BuilderPool) -> Scaled {
     }
 }
 
-/// What a pool could take, of which these builders are known: for [`share`].
-pub fn capacity(pools: &Pools, pool: &BuilderPool, builders: &[Node]) -> Capacity {
-    let slots = i64::from(pool.spec.slots);
+/// How many pods of each pool, by its name in the database, have been in trouble for too long to be waited for.
+pub fn stuck(pools: &Pools) -> HashMap<String, i32> {
+    let now = Timestamp::now();
+    let mut stuck = HashMap::new();
+    for pod in pools.context.caches.pods.all(|pod| is_stuck(pod, now)) {
+        if let Some(pool) = pod.labels().get(POOL) {
+            *stuck.entry(format!("{}/{pool}", pod.namespace().unwrap_or_default())).or_default() += 1;
+        }
+    }
+    stuck
+}
+
+fn is_stuck(pod: &Pod, now: Timestamp) -> bool {
+    let made = pod.metadata.creation_timestamp.as_ref().map_or(now, |made| made.0);
+    now.duration_since(made) > PATIENCE && trouble(pod).is_some()
+}
+
+/// What a pool could take, of which these builders are known, and so many pods that do not start: for [`share`].
+pub fn capacity(pools: &Pools, pool: &BuilderPool, builders: &[Node], stuck: i32) -> Capacity {
     let replicas = live(pools, pool).replicas.unwrap_or(0);
-    let idle = builders.iter().filter(|builder| claims(builder)).map(free).sum();
-    let starting = i64::from(replicas)
-        - i64::try_from(builders.iter().filter(|builder| builder.seen.is_some()).count()).unwrap_or(0);
-    let more = i64::from(auto(&pool.spec).map_or(0, |bounds| bounds.max - replicas)).max(0);
-    Capacity { idle, room: (more + starting.max(0)) * slots }
+    Capacity { room: room(pool, replicas, builders, stuck), ..idle(builders) }
+}
+
+/// Slots that builders would have that may still come: those that start, and those that may be started. A pool that is left
+/// alone, or whose last pods do not start, gets no more: what it cannot take is another's.
+fn room(pool: &BuilderPool, replicas: i32, builders: &[Node], stuck: i32) -> i64 {
+    let there = count(builders.iter().filter(|builder| builder.seen.is_some()).count());
+    let starting = replicas.saturating_sub(there).saturating_sub(stuck).max(0);
+    let grows = stuck == 0 && !pool.is_paused();
+    let more = auto(&pool.spec).filter(|_| grows).map_or(0, |bounds| bounds.max - replicas).max(0);
+    i64::from(more + starting) * i64::from(pool.spec.slots)
 }
 
 /// What builders outside of Kubernetes could take, or those of a pool that nobody scales.
@@ -328,5 +360,59 @@ impl Begun {
 
     fn elapsed(self) -> Duration {
         self.0.elapsed()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::pool::validate::tests::pool;
+
+    fn builder(seen: bool) -> Node {
+        Node {
+            id: 1,
+            pool: "team/big".to_owned(),
+            name: "big-builder-0".to_owned(),
+            slots: 2,
+            building: 0,
+            uploading: 0,
+            speed: 1.0,
+            drains: Vec::new(),
+            kube_node: None,
+            version: None,
+            seen: seen.then_some(Duration::ZERO),
+        }
+    }
+
+    #[test]
+    fn a_pool_has_room_for_what_starts_and_for_what_may_be_started() {
+        let pool = pool(json!({"slots": 2, "scaling": {"min": 0, "max": 5}}));
+        assert_eq!(room(&pool, 0, &[], 0), 10);
+        assert_eq!(room(&pool, 3, &[builder(true), builder(false)], 0), 8);
+        assert_eq!(room(&pool, 7, &[], 0), 14, "of more than there may be, those that start still count");
+    }
+
+    #[test]
+    fn a_pool_that_is_left_alone_or_whose_pods_do_not_start_cannot_grow() {
+        let pool = |paused| pool(json!({"scaling": {"min": 0, "max": 5}, "paused": paused}));
+        assert_eq!((room(&pool(false), 0, &[], 0), room(&pool(true), 0, &[], 0)), (5, 0));
+        let mut disabled = pool(false);
+        disabled.annotations_mut().insert("ci.harmonia.dev/reconcile".to_owned(), "disabled".to_owned());
+        assert_eq!(room(&disabled, 2, &[], 0), 2, "what starts comes all the same");
+        assert_eq!((room(&pool(false), 2, &[], 2), room(&pool(false), 3, &[], 1)), (0, 2));
+    }
+
+    #[test]
+    fn a_pod_without_a_node_is_waited_for_as_long_as_an_autoscaler_may_take() {
+        let made = Timestamp::UNIX_EPOCH;
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "a", "creationTimestamp": made},
+            "status": {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]},
+        }))
+        .unwrap();
+        assert!(!is_stuck(&pod, made + SignedDuration::from_secs(180)));
+        assert!(is_stuck(&pod, made + SignedDuration::from_secs(181)));
+        assert!(!is_stuck(&Pod { status: None, ..pod }, made + SignedDuration::from_secs(181)));
     }
 }
