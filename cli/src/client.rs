@@ -41,6 +41,11 @@ pub enum ApiError {
         "no farm is known: start one with `harmonia-ci up`, or set HARMONIA_CI_URL and HARMONIA_CI_TOKEN"
     )]
     Unknown,
+    /// Nobody can be asked there.
+    #[error(
+        "{0:?} is not the address of a farm: write it as https://ci.example.org, after --url or in HARMONIA_CI_URL"
+    )]
+    Address(String),
     /// What `up` wrote is not what it writes.
     #[error("{} is not what `harmonia-ci up` writes: remove it, and start that again", file.display())]
     Local {
@@ -118,6 +123,7 @@ impl Farm {
     /// Where it is and who asks: options, then the environment, then what `up` left.
     pub fn client(&self) -> Result<Client, ApiError> {
         let local = match &self.url {
+            Some(url) if !is_address(url) => return Err(ApiError::Address(url.clone())),
             Some(_) => None,
             None => Some(local()?.ok_or(ApiError::Unknown)?),
         };
@@ -138,6 +144,10 @@ impl Farm {
         let file = self.token_file.clone().or_else(|| set("HARMONIA_CI_TOKEN_FILE").map(PathBuf::from));
         file.or_else(|| Some(local?.token_file.clone())).map(read_token).transpose()
     }
+}
+
+fn is_address(url: &str) -> bool {
+    Url::parse(url).is_ok_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host())
 }
 
 /// Whether that is this machine, wherever it is.
@@ -280,6 +290,14 @@ mod tests {
         }
         for url in ["http://10.0.0.1:7777", "https://ci.example.org", "localhost", ""] {
             assert!(!is_loopback(url), "{url}");
+        }
+    }
+
+    #[test]
+    fn an_address_is_one_of_http() {
+        assert!(is_address("http://127.0.0.1:7777") && is_address("https://ci.example.org/"));
+        for text in ["ci.example.org", "localhost:7777", "postgres://h/x", "https://", ""] {
+            assert!(!is_address(text), "{text}");
         }
     }
 

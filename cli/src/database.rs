@@ -12,12 +12,20 @@ use crate::outcome::Failure;
 /// The options that name a database.
 #[derive(Args)]
 pub struct Database {
+    // Ids of their own: `--url` and its variable name a farm, and an argument of that id is global.
     /// The database, as postgres://user:password@host:port/name
-    #[arg(long = "database", value_name = "URL", env = "HARMONIA_CI_DATABASE_URL", hide_env_values = true)]
+    #[arg(
+        id = "database",
+        long = "database",
+        value_name = "URL",
+        env = "HARMONIA_CI_DATABASE_URL",
+        hide_env_values = true
+    )]
     url: Option<String>,
 
     /// A file that holds the database's URL
     #[arg(
+        id = "database_file",
         long = "database-file",
         value_name = "FILE",
         env = "HARMONIA_CI_DATABASE_URL_FILE",

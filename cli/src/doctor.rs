@@ -32,9 +32,9 @@ pub struct Arguments {
     #[arg(long, value_name = "ADDRESS:PORT", default_value_t = up::LISTEN)]
     listen: SocketAddr,
 
-    /// The Nix daemon's socket
+    /// The Nix daemon, by its socket, or as unix://SOCKET?root=DIR
     #[arg(long, value_name = "SOCKET", default_value = nix::MACHINE)]
-    nix_daemon: PathBuf,
+    nix_daemon: String,
 
     /// How to print
     #[arg(short, long, value_enum, default_value_t)]
@@ -64,7 +64,7 @@ impl Finding {
 pub async fn run(arguments: Arguments) -> Result<(), Failure> {
     let data = arguments.data.map_or_else(up::default_root, Ok)?;
     let farm = farm(arguments.listen).await;
-    let daemon = daemon(&arguments.nix_daemon).await;
+    let daemon = daemon(&nix::parse(&arguments.nix_daemon)?.socket).await;
     let sandbox = sandbox(matches!(daemon, Finding::Ok(_)));
     let findings = [
         ("nix", nix_version(find::which("nix").and_then(version_of))),

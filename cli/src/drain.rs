@@ -1,6 +1,6 @@
 //! `harmonia-ci drain`
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use harmonia_service::api::{Changed, Drain, Node};
@@ -9,6 +9,7 @@ use reqwest::{Method, StatusCode};
 
 use crate::client::{ApiError, Client, Farm};
 use crate::outcome::Failure;
+use crate::wait::PATIENCE;
 
 /// How often the farm is asked whether a node is idle.
 const LOOK: Duration = Duration::from_secs(1);
@@ -75,12 +76,20 @@ async fn named(client: &Client, name: &str) -> Result<Node, ApiError> {
 }
 
 async fn wait(client: &Client, id: i32) -> Result<(), ApiError> {
+    let mut heard = Instant::now();
     loop {
-        let nodes: Vec<Node> = client.get("nodes").await?;
-        match nodes.iter().find(|node| node.id == id) {
-            Some(node) if node.building + node.uploading > 0 => tokio::time::sleep(LOOK).await,
-            _ => return Ok(()),
+        match client.get::<Vec<Node>>("nodes").await {
+            Ok(nodes) => {
+                heard = Instant::now();
+                let node = nodes.iter().find(|node| node.id == id);
+                if node.is_none_or(|node| node.building + node.uploading == 0) {
+                    return Ok(());
+                }
+            }
+            Err(error) if error.is_away() && heard.elapsed() < PATIENCE => {}
+            Err(error) => return Err(error),
         }
+        tokio::time::sleep(LOOK).await;
     }
 }
 

@@ -135,7 +135,10 @@ impl<'a> Printer<'a> {
     }
 
     fn hear(&mut self, event: &Event) {
-        self.after.clone_from(&event.id);
+        // One without a place of its own leaves the last one as it was.
+        if event.id.is_some() {
+            self.after.clone_from(&event.id);
+        }
         self.is_over |= event.kind == "end";
         let Ok(piece) = serde_json::from_str::<LogPiece>(&event.data) else { return };
         match self.place {

@@ -146,7 +146,8 @@ fn describe(detail: &EvaluationDetail, failed: &[Build], colours: bool) -> Strin
     let builds = &evaluation.builds;
     let status = style::state(evaluation.status.as_str(), colours);
     let pinned = if evaluation.pinned { ", pinned" } else { "" };
-    let mut text = format!("evaluation {} of {}: {status}{pinned}\n", evaluation.id, what(evaluation));
+    let mut text =
+        format!("evaluation {} of {}: {status}{pinned}\n", evaluation.id, style::plain(&what(evaluation)));
     if *builds != BuildCounts::default() {
         text += &format!(
             "{} built, {} failed, {} not tried, {} cached, {} running, {} queued, {} cancelled\n",
@@ -164,16 +165,16 @@ fn describe(detail: &EvaluationDetail, failed: &[Build], colours: bool) -> Strin
         text += &format!("{errors} of {all} attributes cannot be evaluated\n");
     }
     if let Some(error) = &evaluation.error {
-        text += &format!("\n{}\n", error.trim_end());
+        text += &format!("\n{}\n", style::plain(error.trim_end()));
     }
     let broken: Vec<_> = detail.attribute_page.items.iter().filter_map(broken).take(NAMED).collect();
     for (name, error) in &broken {
-        text += &format!("\n{name} cannot be evaluated:\n{}\n", indent(error));
+        text += &format!("\n{} cannot be evaluated:\n{}\n", style::plain(name), indent(error));
     }
     text += &rest(evaluation.attribute_errors, broken.len(), "attributes cannot be evaluated");
     for build in failed {
         let error = build.error.as_deref().unwrap_or("no reason is known");
-        text += &format!("\nbuild {} ({}) failed:\n{}\n", build.id, build.name, indent(error));
+        text += &format!("\nbuild {} ({}) failed:\n{}\n", build.id, style::plain(&build.name), indent(error));
         text += &format!("  `harmonia-ci logs {}` shows its log\n", build.id);
     }
     text += &rest(builds.failed, failed.len(), "builds failed");
@@ -193,6 +194,6 @@ fn broken(attribute: &Attribute) -> Option<(&str, &str)> {
 }
 
 fn indent(text: &str) -> String {
-    let lines: Vec<String> = text.trim_end().lines().map(|line| format!("  {line}")).collect();
+    let lines: Vec<String> = style::plain(text.trim_end()).lines().map(|line| format!("  {line}")).collect();
     lines.join("\n")
 }

@@ -21,6 +21,13 @@ pub fn state(word: &str, wanted: bool) -> String {
     }
 }
 
+/// Somebody's own words, without what a terminal obeys.
+pub fn plain(text: &str) -> String {
+    text.chars()
+        .map(|char| if char.is_control() && !"\n\t".contains(char) { '\u{fffd}' } else { char })
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -30,5 +37,10 @@ mod tests {
         assert_eq!(state("failed", false), "failed");
         assert_eq!(state("failed", true), "\u{1b}[31mfailed\u{1b}[0m");
         assert_eq!(state("ready", true), "ready");
+    }
+
+    #[test]
+    fn a_name_does_not_speak_to_the_terminal() {
+        assert_eq!(plain("a\u{1b}]0;x\u{7}\u{9b}b\n\té"), "a\u{fffd}]0;x\u{fffd}\u{fffd}b\n\té");
     }
 }

@@ -2,6 +2,8 @@
 
 use std::io::IsTerminal;
 
+use crate::style;
+
 /// Between two columns.
 const GAP: &str = "  ";
 /// A column that has to give way keeps this much.
@@ -10,8 +12,11 @@ const LEAST: usize = 8;
 /// Rows of the same length under a head. The widest columns are cut where a line would not fit `width`; the last one is
 /// never padded.
 pub fn table(head: &[&str], rows: &[Vec<String>], width: Option<usize>) -> String {
+    // What is in them is often somebody else's word, and a table has one line a row.
+    let cell = |cell: &String| style::plain(cell).replace(['\n', '\t'], " ");
+    let rows: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(cell).collect()).collect();
     let mut widths: Vec<usize> = head.iter().map(|word| length(word)).collect();
-    for row in rows {
+    for row in &rows {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = (*width).max(length(cell));
         }
@@ -21,7 +26,7 @@ pub fn table(head: &[&str], rows: &[Vec<String>], width: Option<usize>) -> Strin
     }
     let head: Vec<String> = head.iter().map(|&word| word.to_owned()).collect();
     let mut text = String::new();
-    for row in std::iter::once(&head).chain(rows) {
+    for row in std::iter::once(&head).chain(&rows) {
         let cells: Vec<String> = row.iter().zip(&widths).map(|(cell, &width)| fit(cell, width)).collect();
         text += cells.join(GAP).trim_end();
         text.push('\n');
@@ -74,6 +79,12 @@ mod tests {
     fn columns_are_as_wide_as_what_is_in_them() {
         let text = table(&["ID", "NAME"], &rows(&[&["1", "one"], &["100", "é"]]), None);
         assert_eq!(text, "ID   NAME\n1    one\n100  é\n");
+    }
+
+    #[test]
+    fn a_cell_stays_in_its_line_and_moves_no_cursor() {
+        let text = table(&["NAME"], &rows(&[&["a\nb\u{1b}[2Jc"]]), None);
+        assert_eq!(text, "NAME\na b\u{fffd}[2Jc\n");
     }
 
     #[test]

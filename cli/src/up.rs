@@ -229,13 +229,14 @@ impl Plan {
             nix::Found::NotTrusted => terminal.say(&report::distrusted()),
             nix::Found::None => {}
         }
-        let cache = nix::Cache {
-            url: &format!("{}/cache", self.local_url),
-            public_keys: &self.public_keys,
+        let and = |own: &str, key| nix::list(own, self.settings.get(key).unwrap_or_default());
+        let caches = nix::Caches {
+            urls: &and(&format!("{}/cache", self.local_url), "substituters"),
+            public_keys: &and(&self.public_keys, "trusted_public_keys"),
             slots: self.slots,
             netrc: (!self.is_open).then(|| self.layout.secret("netrc")),
         };
-        nix::start(&self.layout, supervisor, &cache).await
+        nix::start(&self.layout, supervisor, terminal, &caches).await
     }
 
     fn report(&self, daemon: &nix::Daemon, once: &str) -> String {

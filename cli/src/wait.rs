@@ -14,7 +14,7 @@ use crate::{status, table};
 /// How often the farm is asked.
 const LOOK: Duration = Duration::from_millis(500);
 /// How long it may be away before waiting for it is given up.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Waits until nothing more will come of it, and says what has.
 pub async fn until_done(client: &Client, id: i64, output: Output) -> Result<(), Failure> {

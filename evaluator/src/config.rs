@@ -89,7 +89,7 @@ impl FromStr for Demand {
 }
 
 fn words(text: Option<&str>) -> impl Iterator<Item = &str> {
-    text.unwrap_or_default().split([',', ' ']).filter(|word| !word.is_empty())
+    text.unwrap_or_default().split([',', ' ', '\t', '\n']).filter(|word| !word.is_empty())
 }
 
 struct TrustedKeys(Vec<PublicKey>);

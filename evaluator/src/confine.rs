@@ -31,6 +31,8 @@ const LANDLOCK: ABI = ABI::V6;
 const VERSIONS: [ABI; 6] = [ABI::V1, ABI::V2, ABI::V3, ABI::V4, ABI::V5, LANDLOCK];
 /// TCP came with the fourth version.
 const FIRST_WITH_TCP: u8 = 4;
+/// Where programs look up who they are.
+const PASSWD: &str = "/etc/passwd";
 /// Open files: Nix keeps a few hundred.
 const FILES: u64 = 4096;
 
@@ -131,8 +133,13 @@ fn change_root(root: &Path, spec: &Spec) -> io::Result<()> {
     rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
     let quiet = MountFlags::NOSUID | MountFlags::NODEV;
     rustix::mount::mount("tmpfs", root, "tmpfs", quiet, c"mode=0755,size=16m")?;
-    for path in &spec.read {
+    let accounts = accounts(spec);
+    for path in spec.read.iter().filter(|path| accounts.is_none() || *path != Path::new(PASSWD)) {
         show(root, path, true)?;
+    }
+    if let Some(text) = accounts {
+        fs::create_dir_all(root.join("etc"))?;
+        fs::write(root.join("etc/passwd"), text)?;
     }
     for path in &spec.write {
         show(root, path, false)?;
@@ -145,6 +152,18 @@ fn change_root(root: &Path, spec: &Spec) -> io::Result<()> {
     rustix::mount::unmount(".", UnmountFlags::DETACH)?;
     rustix::process::chdir(&place)?;
     Ok(())
+}
+
+/// The machine's accounts, and the user's that is none of them: ssh does nothing for somebody without a name. None: all is well.
+fn accounts(spec: &Spec) -> Option<String> {
+    let user = spec.user.filter(|_| spec.read.iter().any(|path| path == Path::new(PASSWD)))?;
+    let text = fs::read_to_string(PASSWD).ok()?;
+    let mut ids = text.lines().filter_map(|line| line.split(':').nth(2)?.parse::<u32>().ok());
+    if ids.any(|id| id == user) {
+        return None;
+    }
+    let home = spec.write.first().map(|place| place.join("home")).unwrap_or_default();
+    Some(format!("{}\nevaluation:x:{user}:{user}::{}:/bin/sh\n", text.trim_end(), home.display()))
 }
 
 /// The same file or directory at the same place. What is not there is not shown.

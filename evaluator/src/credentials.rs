@@ -42,6 +42,14 @@ impl Credential {
         machines.map(Self).map_err(|why| CredentialError::Form { name: name.to_owned(), why })
     }
 
+    /// Whether this host, or one above or below it, is shown anything: `github.com` is `api.github.com`, too.
+    pub fn concerns(&self, host: &str) -> bool {
+        let below = |lower: &str, upper: &str| {
+            lower.strip_suffix(upper).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+        };
+        self.0.iter().any(|machine| below(host, &machine.host) || below(&machine.host, host))
+    }
+
     /// For git and for what Nix downloads.
     pub fn netrc(&self) -> String {
         self.0.iter().fold(String::new(), |mut text, Machine { host, login, password }| {
@@ -72,6 +80,8 @@ mod tests {
         let credential = Credential(netrc::parse(text).unwrap());
         assert_eq!(credential.access_tokens(), "github.com=s1 git.example.org=s2");
         assert!(credential.netrc().contains("machine git.example.org login me password s2\n"));
+        assert!(credential.concerns("github.com") && credential.concerns("api.github.com"));
+        assert!(credential.concerns("example.org") && !credential.concerns("notgithub.com"));
     }
 
     #[test]

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use crate::attr;
 use crate::child::{self, Bounds, ChildError, Heard};
 use crate::config::Limits;
-use crate::event::{self, Event};
+use crate::event::{self, At, Event};
 use crate::expression::{Expression, Root, Walk};
 use crate::jobs;
 use crate::nix::Workplace;
@@ -120,6 +120,7 @@ pub async fn evaluate(
     if place.has(jobs::PROGRAM) {
         return jobs::evaluate(place, task, limits, until, processes, found).await;
     }
+    let roots = || task.attrs.iter().cloned().map(Root::new).collect();
     let new = |part, parts| Evaluation {
         place,
         task,
@@ -131,13 +132,15 @@ pub async fn evaluate(
         counts: HashMap::new(),
         total: 0,
         threw: BTreeSet::new(),
+        large: BTreeMap::new(),
         errors: BTreeMap::new(),
     };
-    let all = try_join_all((0..processes).map(|part| new(part, processes).run().boxed())).await?;
+    let all = try_join_all((0..processes).map(|part| new(part, processes).run(roots()).boxed())).await?;
     let mut together = new(0, 1);
-    for evaluation in all {
-        together.threw.extend(evaluation.threw);
-        together.errors.extend(evaluation.errors);
+    all.into_iter().for_each(|evaluation| together.take(evaluation));
+    for root in alone(std::mem::take(&mut together.large)) {
+        tracing::debug!(attr = attr::show(&root.path), "evaluated alone");
+        together.take(new(0, 1).run(vec![root]).boxed().await?);
     }
     together.hear_those_that_threw().await;
     Ok(together.errors)
@@ -155,7 +158,21 @@ struct Evaluation<'a> {
     counts: HashMap<Vec<String>, usize>,
     total: usize,
     threw: BTreeSet<Vec<String>>,
+    /// Attributes that took all of one process's part of the memory, and whether somebody asked for them.
+    large: BTreeMap<Vec<String>, bool>,
     errors: BTreeMap<String, String>,
+}
+
+/// What was set aside, without what lies in something else that was.
+fn alone(large: BTreeMap<Vec<String>, bool>) -> Vec<Root> {
+    let mut roots: Vec<Root> = Vec::new();
+    for (path, asked) in large {
+        // Whatever a path begins with comes before it.
+        if !roots.last().is_some_and(|last| path.starts_with(&last.path)) {
+            roots.push(Root { asked, ..Root::new(path) });
+        }
+    }
+    roots
 }
 
 /// How a child ended.
@@ -163,29 +180,48 @@ enum Pass {
     /// All is looked at.
     Done,
     /// At this attribute, with these words.
-    Failed(Vec<String>, Words),
+    Failed(Option<At>, Words),
     /// It has taken its part of the memory, and has come so far.
-    Full(Vec<String>),
+    Full(At),
+    /// At this attribute, which took its part of the memory alone: so many bytes.
+    Large(At, u64),
 }
 
 impl Evaluation<'_> {
     /// One child after the other, until all is looked at.
-    async fn run(mut self) -> Result<Self, EvaluateError> {
-        let mut roots: Vec<Root> = self.task.attrs.iter().cloned().map(Root::new).collect();
+    async fn run(mut self, mut roots: Vec<Root>) -> Result<Self, EvaluateError> {
         loop {
             match self.pass(&roots, true).await? {
                 Pass::Done => return Ok(self),
                 Pass::Full(done) => {
-                    tracing::debug!(after = attr::show(&done), "a child begins anew");
+                    tracing::debug!(after = attr::show(&done.path), "a child begins anew");
                     roots = resume(roots, &done).unwrap_or_default();
+                }
+                Pass::Large(at, bytes) if self.parts == 1 => {
+                    let limit = self.limits.memory;
+                    return Err(EvaluateError::Memory { at: named(&at.path), bytes, limit });
+                }
+                Pass::Large(at, _) => {
+                    let asked = at.index.is_empty() && roots.get(at.root).is_none_or(|root| root.asked);
+                    roots = resume(roots, &at).unwrap_or_default();
+                    self.large.insert(at.path, asked);
                 }
                 Pass::Failed(at, words) => {
                     let error = explained(nix_error(&words, &self.task.shown_as));
-                    roots = resume(roots, &at).ok_or_else(|| EvaluateError::Whole(error.clone()))?;
-                    self.errors.insert(attr::show(&at), error);
+                    let whole = || EvaluateError::Whole(error.clone());
+                    let at = at.ok_or_else(whole)?;
+                    roots = resume(roots, &at).ok_or_else(whole)?;
+                    self.errors.insert(attr::show(&at.path), error);
                 }
             }
         }
+    }
+
+    /// What another one found out.
+    fn take(&mut self, other: Self) {
+        self.threw.extend(other.threw);
+        self.large.extend(other.large);
+        self.errors.extend(other.errors);
     }
 
     async fn pass(&mut self, roots: &[Root], catch: bool) -> Result<Pass, EvaluateError> {
@@ -200,16 +236,18 @@ impl Evaluation<'_> {
         command.args(["--option", "allow-import-from-derivation", truth(self.task.allow_ifd), "-"]);
         let memory = self.limits.memory / u64::try_from(self.parts).unwrap_or(1);
         let bounds = Bounds { until: self.until, memory };
-        let (mut at, mut words, mut many, mut done) = (Vec::new(), Words::default(), None, None);
+        let (mut at, mut words, mut many, mut done) = (None::<At>, Words::default(), None, None);
         let ended = child::run(command, text.as_bytes(), bounds, Heard::Errors, |line| {
             match event::read(line, &mark) {
-                Some(Event::At(path)) => {
-                    at = path;
+                Some(Event::At(next)) => {
+                    at = Some(next);
                     words = Words::default();
                     ControlFlow::Continue(())
                 }
                 Some(event) => {
-                    done = event.looked_at().map(<[String]>::to_vec).or(done.take());
+                    if event.is_last() {
+                        done.clone_from(&at);
+                    }
                     self.hear(event).map_break(|error| many = Some(error))
                 }
                 None => {
@@ -223,11 +261,12 @@ impl Evaluation<'_> {
             (Ok(ended), None) if ended.success => Ok(Pass::Done),
             (Ok(_), None) => Ok(Pass::Failed(at, words)),
             (Err(ChildError::Time), None) => {
-                Err(EvaluateError::Time { at: named(&at), limit: self.limits.timeout })
+                let at = at.unwrap_or_default();
+                Err(EvaluateError::Time { at: named(&at.path), limit: self.limits.timeout })
             }
             (Err(ChildError::Memory(bytes)), None) => match done {
                 Some(done) if resume(roots.to_vec(), &done).is_some() => Ok(Pass::Full(done)),
-                _ => Err(EvaluateError::Memory { at: named(&at), bytes, limit: memory }),
+                _ => Ok(Pass::Large(at.unwrap_or_default(), bytes)),
             },
             (Err(error), None) => Err(EvaluateError::Child(error)),
         }
@@ -303,15 +342,13 @@ pub fn explained(error: String) -> String {
 }
 
 /// What is left after the attribute that failed. None: it was the whole.
-fn resume(roots: Vec<Root>, failed: &[String]) -> Option<Vec<Root>> {
-    let at = roots.iter().position(|root| failed.starts_with(&root.path))?;
-    let mut left = roots.into_iter().skip(at);
+fn resume(roots: Vec<Root>, failed: &At) -> Option<Vec<Root>> {
+    let mut left = roots.into_iter().skip(failed.root);
     let first = left.next()?;
-    let after = failed[first.path.len()..].to_vec();
-    match (first.path.is_empty(), after.is_empty()) {
+    match (first.path.is_empty(), failed.index.is_empty()) {
         (true, true) => None,
         (false, true) => Some(left.collect()),
-        _ => Some(std::iter::once(Root { path: first.path, after }).chain(left).collect()),
+        _ => Some(std::iter::once(Root { after: failed.index.clone(), ..first }).chain(left).collect()),
     }
 }
 
@@ -353,22 +390,33 @@ mod tests {
         text.split_whitespace().map(str::to_owned).collect()
     }
 
-    fn root(path: &str, after: &str) -> Root {
-        Root { path: words(path), after: words(after) }
+    fn root(path: &str, after: &[usize]) -> Root {
+        Root { after: after.to_vec(), ..Root::new(words(path)) }
+    }
+
+    fn at(root: usize, index: &[usize]) -> At {
+        At { root, index: index.to_vec(), path: Vec::new() }
     }
 
     #[test]
     fn the_next_pass_begins_after_what_failed() {
-        assert_eq!(resume(vec![root("", "")], &words("a b")), Some(vec![root("", "a b")]));
-        let roots = || vec![root("x", ""), root("checks", "m"), root("y", "")];
-        assert_eq!(resume(roots(), &words("checks m z")), Some(vec![root("checks", "m z"), root("y", "")]));
-        assert_eq!(resume(roots(), &words("checks")), Some(vec![root("y", "")]));
+        assert_eq!(resume(vec![root("", &[])], &at(0, &[0, 1])), Some(vec![root("", &[0, 1])]));
+        let roots = || vec![root("x", &[]), root("checks", &[3]), root("y", &[])];
+        assert_eq!(resume(roots(), &at(1, &[3, 9])), Some(vec![root("checks", &[3, 9]), root("y", &[])]));
+        assert_eq!(resume(roots(), &at(1, &[])), Some(vec![root("y", &[])]));
     }
 
     #[test]
     fn what_fails_as_a_whole_is_not_tried_again() {
-        assert_eq!(resume(vec![root("", "")], &[]), None);
-        assert_eq!(resume(vec![root("a", "")], &words("b")), None);
+        assert_eq!(resume(vec![root("", &[])], &at(0, &[])), None);
+        assert_eq!(resume(vec![root("a", &[])], &at(1, &[])), None);
+    }
+
+    #[test]
+    fn what_lies_in_something_that_is_evaluated_alone_is_not_evaluated_beside_it() {
+        let large = [(words("a"), true), (words("a b"), false), (words("ab"), false), (words("c d"), false)];
+        let paths: Vec<_> = alone(large.into()).into_iter().map(|root| (root.path, root.asked)).collect();
+        assert_eq!(paths, [(words("a"), true), (words("ab"), false), (words("c d"), false)]);
     }
 
     #[test]

@@ -2,12 +2,23 @@
 
 use serde::Deserialize;
 
+/// Where a pass is. Of names alone that could not be said: some are no text.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub struct At {
+    /// The attribute.
+    pub path: Vec<String>,
+    /// Which of those that the pass was given,
+    pub root: usize,
+    /// and which of the attributes there, level by level.
+    pub index: Vec<usize>,
+}
+
 /// One line of it.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
     /// This attribute is looked at now.
-    At(Vec<String>),
+    At(At),
     /// It is a derivation.
     Found {
         /// The attribute.
@@ -43,14 +54,11 @@ pub enum Event {
 }
 
 impl Event {
-    /// The attribute of which nothing more is to be told.
-    pub fn looked_at(&self) -> Option<&[String]> {
+    /// Whether of the attribute where the pass is nothing more is to be told.
+    pub fn is_last(&self) -> bool {
         match self {
-            Self::Found { path, .. }
-            | Self::Threw(path)
-            | Self::Other { path, .. }
-            | Self::Missing { path, .. } => Some(path),
-            Self::At(_) | Self::Within { .. } => None,
+            Self::Found { .. } | Self::Threw(_) | Self::Other { .. } | Self::Missing { .. } => true,
+            Self::At(_) | Self::Within { .. } => false,
         }
     }
 }
@@ -77,7 +85,9 @@ mod tests {
 
     #[test]
     fn only_what_has_the_mark_is_ours() {
-        assert_eq!(read("trace: m{\"at\":[\"a\"]}", "m"), Some(Event::At(vec!["a".to_owned()])));
+        let at = At { path: vec!["a".to_owned()], root: 0, index: vec![2] };
+        let line = "trace: m{\"at\":{\"index\":[2],\"path\":[\"a\"],\"root\":0}}";
+        assert_eq!(read(line, "m"), Some(Event::At(at)));
         assert_eq!(read("trace: {\"at\":[\"a\"]}", "m"), None);
         assert_eq!(read("error: m", "m"), None);
     }

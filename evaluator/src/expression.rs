@@ -12,14 +12,16 @@ const SELECT: &str = include_str!("select.nix");
 pub struct Root {
     /// An attribute; empty: the whole set.
     pub path: Vec<String>,
-    /// The last one below it that needs no look any more.
-    pub after: Vec<String>,
+    /// The last one below it that needs no look any more, as [`crate::event::At`] tells it.
+    pub after: Vec<usize>,
+    /// Whether somebody named it: then it must be something.
+    pub asked: bool,
 }
 
 impl Root {
     /// From its beginning.
     pub fn new(path: Vec<String>) -> Self {
-        Self { path, after: Vec::new() }
+        Self { path, after: Vec::new(), asked: true }
     }
 }
 
@@ -88,7 +90,8 @@ impl Expression {
     }
 }
 
-fn quoted(text: &str) -> String {
+/// A text in Nix's language.
+pub fn quoted(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len() + 2);
     quoted.push('"');
     for char in text.chars() {

@@ -1,8 +1,10 @@
 //! Flakes: what a reference means at this moment. What is evaluated is that, purely.
 
 use std::ops::ControlFlow;
+use std::path::PathBuf;
 
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use thiserror::Error;
 
 use crate::child::{self, Bounds, ChildError, Heard};
@@ -66,10 +68,45 @@ struct Lock {
     dir: Option<String>,
 }
 
-/// Has Nix fetch a flake.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Fetched {
+    store_path: PathBuf,
+}
+
+/// What was fetched a moment ago is what is meant a moment later, whatever this machine's own settings say.
+const STEADY: [&str; 3] = ["--option", "tarball-ttl", "86400"];
+
+/// Says what a reference means. This reads what the flake says of its inputs, and fetches those that are not locked.
 pub async fn lock(place: &Workplace, reference: &str, bounds: Bounds) -> Result<Locked, FlakeError> {
+    let metadata = &["flake", "metadata", "--json", "--no-write-lock-file"];
+    ask(place, metadata, reference, bounds).await.map(locked)
+}
+
+/// Has Nix fetch a flake, and read nothing of it. Answers the directory of its `flake.nix`, without the store's root. A [`lock`] that
+/// follows finds it in Nix's caches.
+pub async fn fetch(place: &Workplace, reference: &str, bounds: Bounds) -> Result<PathBuf, FlakeError> {
+    let nowhere = place.no_registry().display().to_string();
+    let mut verb = vec!["flake", "prefetch", "--json"];
+    if !reference.starts_with("flake:") {
+        // It is no name for which the world's registry were to be asked, which an old Nix does all the same.
+        verb.extend(["--option", "flake-registry", &nowhere]);
+    }
+    let Fetched { store_path } = ask(place, &verb, reference, bounds).await?;
+    let query = reference.split_once('?').map_or("", |(_, query)| query);
+    let directory = query.split('&').find_map(|pair| pair.strip_prefix("dir="));
+    let directory = directory.unwrap_or_default().replace("%2F", "/").replace("%2f", "/");
+    Ok(store_path.join(directory.trim_start_matches('/')))
+}
+
+async fn ask<A: DeserializeOwned>(
+    place: &Workplace,
+    verb: &[&str],
+    reference: &str,
+    bounds: Bounds,
+) -> Result<A, FlakeError> {
     let mut command = place.nix("nix");
-    command.args(["flake", "metadata", "--json", "--no-write-lock-file", reference]);
+    command.args(verb).args(STEADY).arg(reference);
     let mut words = Words::default();
     let ended = child::run(command, b"", bounds, Heard::Errors, |line| {
         words.push(line);
@@ -77,9 +114,9 @@ pub async fn lock(place: &Workplace, reference: &str, bounds: Bounds) -> Result<
     });
     let reference = reference.to_owned();
     match ended.await {
-        Ok(ended) if ended.success => serde_json::from_slice(&ended.rest)
-            .map(locked)
-            .map_err(|source| FlakeError::Answer { reference, source }),
+        Ok(ended) if ended.success => {
+            serde_json::from_slice(&ended.rest).map_err(|source| FlakeError::Answer { reference, source })
+        }
         Ok(_) => Err(FlakeError::Fetch { reference, words: nix_error(&words, &[]) }),
         Err(source) => Err(FlakeError::Child { reference, source }),
     }

@@ -2,8 +2,10 @@
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use thiserror::Error;
+use tokio::time::sleep;
 
 use crate::child::{self, Bounds, ChildError, Heard};
 use crate::nix::Workplace;
@@ -13,8 +15,39 @@ use crate::words::{Words, plain};
 
 /// What git's own branch here is called.
 pub const BRANCH: &str = "evaluated";
-/// And the one whose word counts.
-const TRUSTED: &str = "trusted";
+/// Where what was fetched is at first: a tag may be something else than a commit, and a branch may not.
+const FETCHED: &str = "refs/fetched/source";
+/// And what the branch has whose word counts.
+const TRUSTED: &str = "refs/fetched/trusted";
+/// Before a repository is asked again that the network does not let us reach.
+const PAUSES: [Duration; 3] = [Duration::from_secs(2), Duration::from_secs(6), Duration::from_secs(15)];
+/// What git says of the network, rather than of the repository.
+const NETWORK: [&str; 13] = [
+    "Could not resolve host",
+    "Failed to connect",
+    "Couldn't connect",
+    "Connection refused",
+    "Connection reset",
+    "Connection timed out",
+    "Operation timed out",
+    "Recv failure",
+    "early EOF",
+    "RPC failed",
+    "returned error: 5",
+    "response 502",
+    "HTTP code 502",
+];
+/// Large files that are elsewhere stay there, whatever this machine's git is told of them.
+const NO_LFS: [&str; 8] = [
+    "-c",
+    "filter.lfs.process=",
+    "-c",
+    "filter.lfs.smudge=",
+    "-c",
+    "filter.lfs.clean=",
+    "-c",
+    "filter.lfs.required=false",
+];
 
 /// Why there is no commit.
 #[derive(Debug, Error)]
@@ -99,27 +132,32 @@ pub async fn fetch(place: &Workplace, wanted: Wanted<'_>, bounds: Bounds) -> Res
         At::Ref(name) | At::Commit(name) => name,
     };
     git.run(&["init", "--quiet", "--bare", &format!("--initial-branch={BRANCH}"), "."]).await?;
-    let refspec = format!("+{wanted}:refs/heads/{BRANCH}");
-    let fetched = git.run(&["fetch", "--quiet", "--no-tags", "--depth=1", "--", url, &refspec]).await;
+    let fetched = git.fetch_one(wanted, FETCHED).await;
     match (fetched, at) {
-        (Err(GitError::Fetch { .. }), At::Commit(commit)) => git.fetch_all(commit).await?,
-        (Err(GitError::Fetch { words, .. }), _) if words.contains("couldn't find remote ref") => {
-            let what =
-                if *at == At::Head { "commit yet".to_owned() } else { format!("branch or tag {wanted}") };
-            return Err(GitError::Missing { url: shown(url), what });
+        (Err(GitError::Fetch { .. } | GitError::Missing { .. }), At::Commit(commit)) => {
+            git.fetch_all(commit).await?;
         }
-        (fetched, _) => drop(fetched?),
+        (Err(GitError::Missing { .. }), At::Head) => {
+            return Err(GitError::Missing { url: shown(url), what: "commit yet".to_owned() });
+        }
+        (fetched, _) => {
+            fetched?;
+            git.point_at(&format!("{FETCHED}^{{commit}}"), format!("commit at {wanted}")).await?;
+        }
     }
     let commit = git.run(&["rev-parse", "--verify", &format!("{BRANCH}^{{commit}}")]).await?;
     let tree = git.run(&["rev-parse", "--verify", &format!("{BRANCH}^{{tree}}")]).await?;
-    git.weigh(size).await?;
+    let count = git.weigh(size).await?;
     let wishes = git.show_wishes(BRANCH).await;
     let trusted = match at {
         At::Head if trusted.0 == url && trusted.1.is_none() => wishes.clone(),
-        _ => git.wishes_of(trusted).await,
+        _ => git.wishes_of(trusted).await?,
     };
     let work_tree = format!("--work-tree={}", files.display());
-    git.run(&[&work_tree, "checkout", "--quiet", "--force", BRANCH, "--", "."]).await?;
+    // git complains if there is nothing to write.
+    if count > 0 {
+        git.run(&[&work_tree, "checkout", "--quiet", "--force", BRANCH, "--", "."]).await?;
+    }
     Ok(Checkout {
         repository,
         files,
@@ -140,7 +178,8 @@ pub async fn head(
     let git = Git { place, url, local, bounds };
     let name = branch.map_or_else(|| "HEAD".to_owned(), |branch| format!("refs/heads/{branch}"));
     let tag = branch.map_or_else(|| "HEAD".to_owned(), |branch| format!("refs/tags/{branch}"));
-    let listed = git.run(&["ls-remote", "--symref", "--", url, &name, &tag]).await?;
+    let commit = format!("{tag}^{{}}");
+    let listed = git.run(&["ls-remote", "--symref", "--", url, &name, &tag, &commit]).await?;
     let missing = || GitError::Missing {
         url: shown(url),
         what: branch.map_or_else(|| "commit yet".to_owned(), |branch| format!("branch or tag {branch}")),
@@ -157,9 +196,10 @@ fn read_head(listed: &str, branch: Option<&str>) -> Option<(String, String)> {
     };
     match branch {
         Some(branch) => {
-            let commit =
-                of(&format!("refs/heads/{branch}")).or_else(|| of(&format!("refs/tags/{branch}")))?;
-            Some((branch.to_owned(), commit))
+            // A tag with words of its own is not the commit, but has it.
+            let tag =
+                || of(&format!("refs/tags/{branch}^{{}}")).or_else(|| of(&format!("refs/tags/{branch}")));
+            Some((branch.to_owned(), of(&format!("refs/heads/{branch}")).or_else(tag)?))
         }
         None => {
             let symbolic = lines
@@ -185,20 +225,47 @@ struct Git<'a> {
 }
 
 impl Git<'_> {
-    /// Some servers give out only what a branch or tag names.
-    async fn fetch_all(&self, commit: &str) -> Result<(), GitError> {
-        let refspecs = ["+refs/heads/*:refs/remotes/fetched/*", "+refs/tags/*:refs/tags/*"];
-        self.run(&[&["fetch", "--quiet", "--", self.url], &refspecs[..]].concat()).await?;
-        let there =
-            self.run(&["update-ref", &format!("refs/heads/{BRANCH}"), &format!("{commit}^{{commit}}")]).await;
-        there.map(drop).map_err(|error| match error {
-            GitError::Fetch { url, .. } => GitError::Missing { url, what: format!("commit {commit}") },
+    /// What a name means, without what was before it.
+    async fn fetch_one(&self, wanted: &str, to: &str) -> Result<(), GitError> {
+        let refspec = format!("+{wanted}:{to}");
+        let fetch = ["fetch", "--quiet", "--no-tags", "--depth=1", "--", self.url, &refspec];
+        self.reach(&fetch).await.map(drop).map_err(|error| match error {
+            GitError::Fetch { url, words } if words.contains("couldn't find remote ref") => {
+                GitError::Missing { url, what: format!("branch or tag {wanted}") }
+            }
             error => error,
         })
     }
 
-    /// Before anything of it is written: a small pack can hold any number of files of any size.
-    async fn weigh(&self, most: u64) -> Result<(), GitError> {
+    /// Some servers give out only what a branch or tag names.
+    async fn fetch_all(&self, commit: &str) -> Result<(), GitError> {
+        let refspecs = ["+refs/heads/*:refs/remotes/fetched/*", "+refs/tags/*:refs/tags/*"];
+        self.reach(&[&["fetch", "--quiet", "--", self.url], &refspecs[..]].concat()).await?;
+        self.point_at(&format!("{commit}^{{commit}}"), format!("commit {commit}")).await
+    }
+
+    /// Our branch is at that commit from now on.
+    async fn point_at(&self, commit: &str, what: String) -> Result<(), GitError> {
+        let there = self.run(&["update-ref", &format!("refs/heads/{BRANCH}"), commit]).await;
+        there.map(drop).map_err(|error| match error {
+            GitError::Fetch { url, .. } => GitError::Missing { url, what },
+            error => error,
+        })
+    }
+
+    /// A forge that is away for a moment costs a moment.
+    async fn reach(&self, arguments: &[&str]) -> Result<String, GitError> {
+        for pause in PAUSES {
+            match self.run(arguments).await {
+                Err(GitError::Fetch { words, .. }) if is_of_the_network(&words) => sleep(pause).await,
+                ended => return ended,
+            }
+        }
+        self.run(arguments).await
+    }
+
+    /// How many files it has. Before anything of it is written: a small pack can hold any number of files of any size.
+    async fn weigh(&self, most: u64) -> Result<u64, GitError> {
         let listed = self.run(&["ls-tree", "-r", "-l", "-z", "--full-tree", BRANCH]).await?;
         let large = |what: String, most: String| Err(GitError::Large { url: shown(self.url), what, most });
         if listed.len() as u64 >= child::LONGEST_OUTPUT {
@@ -211,7 +278,7 @@ impl Git<'_> {
             (files, bytes) if bytes > most => {
                 large(format!("{bytes} bytes in {files} files"), format!("{most} bytes"))
             }
-            _ => Ok(()),
+            (files, _) => Ok(files),
         }
     }
 
@@ -220,12 +287,14 @@ impl Git<'_> {
         self.run(&["cat-file", "blob", &format!("{name}:{}", wishes::FILE)]).await.ok()
     }
 
-    /// The same of the branch whose word counts. If that cannot be had, nothing is allowed.
-    async fn wishes_of(&self, (url, branch): (&str, Option<&str>)) -> Option<String> {
-        let refspec = format!("+{}:refs/heads/{TRUSTED}", branch.unwrap_or("HEAD"));
+    /// The same of the branch whose word counts. One that is not there allows nothing.
+    async fn wishes_of(&self, (url, branch): (&str, Option<&str>)) -> Result<Option<String>, GitError> {
         let git = Git { url, ..*self };
-        git.run(&["fetch", "--quiet", "--no-tags", "--depth=1", "--", url, &refspec]).await.ok()?;
-        git.show_wishes(TRUSTED).await
+        match git.fetch_one(branch.unwrap_or("HEAD"), TRUSTED).await {
+            Ok(()) => Ok(git.show_wishes(TRUSTED).await),
+            Err(GitError::Missing { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     async fn run(&self, arguments: &[&str]) -> Result<String, GitError> {
@@ -237,6 +306,7 @@ impl Git<'_> {
             .env("GIT_DIR", &repository)
             .env("LC_ALL", "C")
             .args(["-c", "gc.auto=0", "-c", "maintenance.auto=false", "-c", "advice.detachedHead=false"])
+            .args(NO_LFS)
             .current_dir(&repository)
             .args(arguments);
         let mut words = Words::default();
@@ -258,6 +328,12 @@ impl Git<'_> {
     }
 }
 
+/// A server's own words stand behind `remote:`, and are about something else.
+fn is_of_the_network(words: &str) -> bool {
+    let mut own = words.lines().filter(|line| !line.trim_start().starts_with("remote:"));
+    own.any(|line| NETWORK.iter().any(|sign| line.contains(sign)))
+}
+
 /// A URL without what may be a password in it.
 fn shown(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
@@ -276,11 +352,12 @@ mod tests {
 
     #[test]
     fn a_head_is_found_by_its_branch_or_as_the_default() {
-        let listed = "ref: refs/heads/main\tHEAD\naa\tHEAD\nbb\trefs/heads/next\ncc\trefs/tags/v1\n";
+        let listed = "ref: refs/heads/main\tHEAD\naa\tHEAD\nbb\trefs/heads/next\ncc\trefs/tags/v1\ndd\trefs/tags/v2\nee\trefs/tags/v2^{}\n";
         let head = |branch| read_head(listed, branch);
         assert_eq!(head(None), Some(("main".to_owned(), "aa".to_owned())));
         assert_eq!(head(Some("next")), Some(("next".to_owned(), "bb".to_owned())));
         assert_eq!(head(Some("v1")), Some(("v1".to_owned(), "cc".to_owned())));
+        assert_eq!(head(Some("v2")), Some(("v2".to_owned(), "ee".to_owned())));
         assert_eq!(head(Some("x")), None);
     }
 
@@ -288,6 +365,15 @@ mod tests {
     fn a_tree_is_weighed_by_its_files() {
         let listed = "100644 blob aa       7\ta b\u{0}120000 blob bb      20\tlink\u{0}160000 commit cc       -\tmodule\0";
         assert_eq!(weight(listed), (3, 27));
+    }
+
+    #[test]
+    fn a_network_that_fails_is_told_from_a_repository_that_is_not_there() {
+        let failed = |words| is_of_the_network(words);
+        assert!(failed("fatal: unable to access 'https://h/x/': Could not resolve host: h"));
+        assert!(failed("fatal: unable to access 'https://h/x/': The requested URL returned error: 503"));
+        assert!(!failed("remote: Connection refused\nfatal: repository 'https://h/x/' not found"));
+        assert!(!failed("fatal: unable to access 'https://h/x/': The requested URL returned error: 403"));
     }
 
     #[test]

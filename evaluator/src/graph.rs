@@ -20,6 +20,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout_at};
 
 use crate::evaluate::Found;
+use crate::file;
 use crate::run::Evaluator;
 use crate::substituters::Substituters;
 
@@ -146,6 +147,7 @@ impl Graph {
         let known = self.substituters.look_up(outputs.collect()).await;
         if !known.is_empty() {
             record_paths(&self.db, &known).await?;
+            self.substituters.recorded(&known);
         }
         Ok(())
     }
@@ -242,16 +244,8 @@ fn follows_from_bytes(ca: &str) -> bool {
 
 fn read(store: &Store, drv: &str) -> Result<Node, String> {
     let path = store_path::parse(drv).map_err(|error| sentence(&error))?;
-    let file = store.real_path(&path);
-    let read = || -> io::Result<Vec<u8>> {
-        match std::fs::metadata(&file)?.len() {
-            long if long > LONGEST_TEXT => {
-                Err(io::Error::other(format!("it has {long} bytes, and at most {LONGEST_TEXT} are taken")))
-            }
-            _ => std::fs::read(&file),
-        }
-    };
-    let text = read().map_err(|error| match error.kind() {
+    // Anybody can have anything put into the store under such a name.
+    let text = file::read(&store.real_path(&path), LONGEST_TEXT).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => format!("{drv} is not in the evaluator's store: evaluate again"),
         _ => format!("{drv} cannot be read: {error}"),
     })?;

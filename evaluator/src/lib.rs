@@ -6,6 +6,7 @@
 
 pub mod attr;
 mod child;
+mod conf;
 mod config;
 mod confine;
 mod count;
@@ -13,9 +14,11 @@ mod credentials;
 mod evaluate;
 mod event;
 mod expression;
+mod file;
 mod flake;
 mod git;
 mod graph;
+mod inputs;
 mod jobs;
 mod nix;
 mod poll;
@@ -25,6 +28,7 @@ mod sandbox;
 pub mod source;
 pub mod substituters;
 mod wishes;
+mod witness;
 mod words;
 mod work;
 

@@ -1,20 +1,24 @@
 //! Programs that evaluate and fetch: confined, and with nothing of this process's environment but what they need.
 
 use std::env;
-use std::io;
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::fs::{File, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tokio::process::Command;
 
+use crate::conf;
 use crate::config::Config;
 use crate::credentials::Credential;
 use crate::sandbox::{Network, Sandbox};
 
 /// What Nix and git know of the world around them: how to reach it, and whom to trust.
-const PASSED: [&str; 6] =
-    ["PATH", "NIX_CONF_DIR", "NIX_SSL_CERT_FILE", "SSL_CERT_FILE", "SSL_CERT_DIR", "SSH_AUTH_SOCK"];
+const PASSED: [&str; 5] = ["PATH", "NIX_SSL_CERT_FILE", "SSL_CERT_FILE", "SSL_CERT_DIR", "SSH_AUTH_SOCK"];
+/// Where git, and what Nix downloads, look for secrets; and where Nix looks for settings of its user.
+const NETRC: &str = "home/.netrc";
+const OWN_CONFIG: &str = "home/.config/nix/nix.conf";
 
 /// A place to work in; it vanishes with this.
 #[derive(Debug)]
@@ -27,8 +31,8 @@ pub struct Workplace {
     /// What is evaluated where it is.
     local: Vec<PathBuf>,
     proxy: Vec<(&'static str, String)>,
-    /// What Nix is told beside its options.
-    secret_config: String,
+    /// What its children could read at this moment.
+    lent: Option<Credential>,
 }
 
 impl Workplace {
@@ -43,11 +47,13 @@ impl Workplace {
         let directory = directory(&config.state).join(name);
         clear(&directory)?;
         let user = sandbox.user(worker, local);
-        let parts = ["", "home", "tmp", "repository", "flake", "source"].map(|part| directory.join(part));
-        for part in &parts {
-            std::fs::create_dir_all(part)?;
-            chown(part, user, user)?;
+        let parts = ["", "home", "home/.config", "home/.config/nix", "tmp", "repository", "flake", "source"];
+        for part in parts.map(|part| directory.join(part)) {
+            std::fs::create_dir_all(&part)?;
+            chown(&part, user, user)?;
         }
+        std::fs::set_permissions(directory.join("home"), Permissions::from_mode(0o700))?;
+        conf::write(&directory)?;
         // Directories that are evaluated in place belong to whoever works in them.
         std::fs::write(directory.join("home/.gitconfig"), "[safe]\n\tdirectory = *\n")?;
         // A bare repository Nix would fetch from, and old ones cannot where a commit's parents are missing; this one it reads in place.
@@ -66,7 +72,7 @@ impl Workplace {
             user,
             local: local.map(Path::to_owned).into_iter().collect(),
             proxy: sandbox.proxy_variables(),
-            secret_config: String::new(),
+            lent: None,
         })
     }
 
@@ -75,24 +81,47 @@ impl Workplace {
         self.directory.join(name)
     }
 
-    /// What git and Nix show to the hosts that the credential names, and to no other.
-    pub fn lend(&mut self, credential: &Credential) -> io::Result<()> {
-        let file = self.path("home/.netrc");
-        std::fs::write(&file, credential.netrc())?;
-        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600))?;
-        chown(&file, self.user, self.user)?;
-        self.secret_config =
-            format!("netrc-file = {}\naccess-tokens = {}\n", file.display(), credential.access_tokens());
+    /// A registry of flakes in which there is none.
+    pub fn no_registry(&self) -> PathBuf {
+        self.path(conf::NO_REGISTRY)
+    }
+
+    /// What git and Nix show to the hosts that the credential names, and to no other. Until it is taken back, nothing foreign may be
+    /// evaluated, not even purely: whoever may say what is to be fetched has any file read whose path can be known.
+    pub fn lend(&mut self, credential: Credential) -> io::Result<()> {
+        self.write_secret(NETRC, &credential.netrc())?;
+        let (netrc, tokens) = (self.path(NETRC), credential.access_tokens());
+        self.write_secret(
+            OWN_CONFIG,
+            &format!("netrc-file = {}\naccess-tokens = {tokens}\n", netrc.display()),
+        )?;
+        self.lent = Some(credential);
         Ok(())
     }
 
-    /// Foreign code is about to run that could read it.
+    /// What is lent.
+    pub fn lent(&self) -> Option<&Credential> {
+        self.lent.as_ref()
+    }
+
+    /// From here on foreign code may run.
     pub fn take_back(&mut self) -> io::Result<()> {
-        self.secret_config = String::new();
-        match std::fs::remove_file(self.path("home/.netrc")) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
+        for name in [NETRC, OWN_CONFIG] {
+            match std::fs::remove_file(self.path(name)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
         }
+        self.lent = None;
+        Ok(())
+    }
+
+    /// A file that is nobody else's from its first moment on.
+    fn write_secret(&self, name: &str, text: &str) -> io::Result<()> {
+        let path = self.path(name);
+        let mut file = File::options().write(true).create_new(true).mode(0o600).open(&path)?;
+        file.write_all(text.as_bytes())?;
+        chown(&path, self.user, self.user)
     }
 
     /// One of Nix's programs, with the store that the settings name.
@@ -100,9 +129,6 @@ impl Workplace {
         let program = self.bin.as_ref().map_or_else(|| PathBuf::from(program), |bin| bin.join(program));
         let mut command = self.command(&program, Network::Proxy);
         command.env("NIX_REMOTE", &self.remote).args(["--extra-experimental-features", "nix-command flakes"]);
-        if !self.secret_config.is_empty() {
-            command.env("NIX_CONFIG", &self.secret_config);
-        }
         command
     }
 
@@ -126,6 +152,7 @@ impl Workplace {
         command.envs(self.proxy.iter().map(|(name, value)| (name, value)));
         command
             .env("HOME", self.path("home"))
+            .env("NIX_CONF_DIR", self.path(conf::DIRECTORY))
             .env("TMPDIR", self.path("tmp"))
             .env("LC_ALL", "C.UTF-8")
             .env("NIX_PATH", "")

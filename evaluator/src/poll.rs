@@ -67,7 +67,7 @@ impl Evaluator {
         let mut place = made.map_err(|error| format!("the evaluator has no place to work: {error}"))?;
         if let Some(name) = &poll.credential {
             let credential = Credential::load(self.config.credentials.as_deref(), name);
-            let lent = place.lend(&credential.map_err(|error| error.to_string())?);
+            let lent = place.lend(credential.map_err(|error| error.to_string())?);
             lent.map_err(|error| format!("the credential cannot be lent: {error}"))?;
         }
         let bounds = Bounds { until: Instant::now() + PATIENCE, memory: MEMORY };

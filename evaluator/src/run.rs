@@ -157,7 +157,7 @@ impl Evaluator {
             resolver: Arc::default(),
             substituters: Arc::new(Substituters::new(
                 http.clone(),
-                config.substituters.clone(),
+                &config.substituters,
                 config.trusted_keys.clone(),
             )),
             http,

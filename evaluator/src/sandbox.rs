@@ -14,7 +14,7 @@ use crate::confine::{Report, Spec};
 use crate::run::EvaluatorError;
 
 /// What programs need of a machine: themselves, their libraries, names and certificates. Nothing of `/etc` that could be a secret.
-const SYSTEM: [&str; 29] = [
+const SYSTEM: [&str; 28] = [
     "/usr",
     "/bin",
     "/sbin",
@@ -41,7 +41,6 @@ const SYSTEM: [&str; 29] = [
     "/etc/passwd",
     "/etc/group",
     "/etc/localtime",
-    "/etc/nix",
     "/etc/gitconfig",
     "/etc/ssh/ssh_known_hosts",
 ];
@@ -282,7 +281,7 @@ fn visible(config: &Config) -> Vec<PathBuf> {
     paths.extend([store, "/nix/store".into(), config.daemon.clone()]);
     paths.extend(config.bin.clone());
     paths.extend(config.visible.iter().cloned());
-    for name in ["NIX_CONF_DIR", "NIX_SSL_CERT_FILE", "SSL_CERT_FILE", "SSL_CERT_DIR", "SSH_AUTH_SOCK"] {
+    for name in ["NIX_SSL_CERT_FILE", "SSL_CERT_FILE", "SSL_CERT_DIR", "SSH_AUTH_SOCK"] {
         paths.extend(std::env::var_os(name).map(PathBuf::from));
     }
     let path = std::env::var_os("PATH").unwrap_or_default();

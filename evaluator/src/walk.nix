@@ -5,10 +5,22 @@
 { root, settings }:
 let
   inherit (builtins)
-    all attrNames attrValues elemAt filter foldl' functionArgs genList hasAttr head isAttrs isFunction length seq tail trace
-    tryEval typeOf;
+    all attrNames attrValues concatStringsSep elemAt foldl' fromJSON functionArgs genList hasAttr head isAttrs isFunction isString
+    length replaceStrings seq tail toJSON toString trace tryEval typeOf;
 
-  say = event: trace (settings.mark + builtins.toJSON event) null;
+  # JSON of names as they are: at one that is no UTF-8, Nix's own ends the process.
+  text = string: "\"" + replaceStrings special escaped string + "\"";
+  special = [ "\\" "\"" ] ++ map (code: fromJSON "\"${code}\"") controls;
+  escaped = [ "\\\\" "\\\"" ] ++ controls;
+  controls = genList (n: "\\u00" + (if n < 15 then "0" else "1") + elemAt digits (n + 1 - (n + 1) / 16 * 16)) 31;
+  digits = [ "0" "1" "2" "3" "4" "5" "6" "7" "8" "9" "a" "b" "c" "d" "e" "f" ];
+  list = shown: items: "[${concatStringsSep "," (map shown items)}]";
+  object = fields: "{${concatStringsSep "," (map (name: "${text name}:${fields.${name}}") (attrNames fields))}}";
+
+  say = kind: event: trace (settings.mark + object { ${kind} = event; }) null;
+  # Where a pass is: in which root, and at which of the attributes there, level by level.
+  at = root: index: path: say "at" (object { root = toString root; index = list toString index; path = list text path; });
+  threw = path: say "threw" (list text path);
 
   # A file that is a function is called without arguments, an attribute only if it names arguments and needs none.
   top = if isFunction root then root { } else root;
@@ -30,17 +42,19 @@ let
   tried = value: if settings.catch then tryEval value else { success = true; inherit value; };
   looked = found: seq (found.drv or null) (seq (found.names or null) found);
 
-  visit = named: after: path: value:
-    seq (say { at = path; }) (
+  visit = root: named: after: index: path: value:
+    seq (at root index path) (
       let
         seen = tried (looked (look named path value));
         found = seen.value;
+        event = fields: object ({ path = list text path; } // fields);
       in
-      if !seen.success then say { threw = path; }
-      else if found ? drv then say { found = { inherit path; drv = found.drv; }; }
+      if !seen.success then threw path
+      else if found ? drv then say "found" (event { drv = if isString found.drv then text found.drv else toJSON found.drv; })
       else if found ? names then
-        seq (say { within = { inherit path; count = length found.names; }; }) (walk after path found.set (part named path found.names))
-      else if named then say { other = { inherit path; inherit (found) type; }; }
+        seq (say "within" (event { count = toString (length found.names); }))
+          (walk root after index path found.set (part named path found.names))
+      else if named then say "other" (event { type = text found.type; })
       else null
     );
 
@@ -50,25 +64,34 @@ let
     else map (n: elemAt names (settings.part + n * settings.parts)) (genList (n: n) (share (length names)));
   share = count: if settings.part < count then (count - 1 - settings.part) / settings.parts + 1 else 0;
 
-  # `after`: how far an earlier pass came. Names are in their order.
-  walk = after: path: set: names:
-    foldl'
-      (_: name: visit false (if after != [ ] && name == head after then tail after else [ ]) (path ++ [ name ]) set.${name})
-      null
-      (if after == [ ] then names
-      else filter (name: if tail after == [ ] then head after < name else !(name < head after)) names);
+  # `after`: how far an earlier pass came, as it was told where it is.
+  walk = root: after: index: path: set: names:
+    let
+      first = if after == [ ] then 0 else if tail after == [ ] then head after + 1 else head after;
+      one = n:
+        let name = elemAt names n;
+        in visit root false (if after != [ ] && n == head after then tail after else [ ]) (index ++ [ n ]) (path ++ [ name ]) set.${name};
+    in
+    foldl' (_: n: one (first + n)) null (genList (n: n) (if first < length names then length names - first else 0));
 
-  # To an attribute that somebody named.
-  reach = after: path: done: todo: value:
-    if todo == [ ] then visit true after path value
+  # To an attribute that has a name.
+  reach = number: root: done: todo: value:
+    if todo == [ ] then visit number root.asked root.after [ ] root.path value
     else
       let seen = tried (let set = called value; in seq (isAttrs set && hasAttr (head todo) set) set);
       in
-      if !seen.success then say { threw = path; }
+      if !seen.success then threw root.path
       else if isAttrs seen.value && hasAttr (head todo) seen.value
-      then reach after path (done ++ [ (head todo) ]) (tail todo) seen.value.${head todo}
-      else say { missing = { inherit path; within = done; names = some (if isAttrs seen.value then attrNames seen.value else [ ]); }; };
+      then reach number root (done ++ [ (head todo) ]) (tail todo) seen.value.${head todo}
+      else say "missing" (object {
+        path = list text root.path;
+        within = list text done;
+        names = list text (some (if isAttrs seen.value then attrNames seen.value else [ ]));
+      });
 
   some = names: genList (elemAt names) (if length names < 1000 then length names else 1000);
+  begin = number:
+    let root = elemAt settings.roots number;
+    in seq (at number [ ] root.path) (reach number root [ ] root.path top);
 in
-foldl' (_: root: seq (say { at = root.path; }) (reach root.after root.path [ ] root.path top)) null settings.roots
+foldl' (_: number: begin number) null (genList (n: n) (length settings.roots))

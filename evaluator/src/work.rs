@@ -1,6 +1,7 @@
 //! One evaluation, from claim to complete.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::Path;
 use std::time::Duration;
 
@@ -24,16 +25,21 @@ use crate::config::Limits;
 use crate::credentials::Credential;
 use crate::evaluate::{EvaluateError, Task, evaluate};
 use crate::expression::Expression;
+use crate::file;
 use crate::git;
 use crate::graph::{Graph, GraphError};
+use crate::inputs::{self, Refused};
 use crate::nix::Workplace;
 use crate::run::Evaluator;
 use crate::source::{Source, SourceError};
 use crate::wishes::{self, Wishes};
+use crate::witness::Witness;
 use crate::{flake, git::BRANCH};
 
 /// A lease lasts for four of these.
 const KEEP: Duration = Duration::from_secs(15);
+/// No repository says so much about itself.
+const LONGEST_WISHES: u64 = 1 << 20;
 
 /// How an evaluation ended here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -158,7 +164,25 @@ async fn abort(evaluator: &Evaluator, claimed: &Claimed, error: &str) -> End {
     End::Aborted
 }
 
+/// What went wrong while the Nix daemon went away may be its fault alone.
 async fn evaluate_all(
+    evaluator: &Evaluator,
+    worker: usize,
+    claimed: &Claimed,
+) -> Result<(usize, usize), Stop> {
+    let mut witness = Witness::new(evaluator).await.map_err(|error| Stop::Later(sentence(&error)))?;
+    match evaluate_under(&mut witness, evaluator, worker, claimed).boxed().await {
+        Err(Stop::Abort(_)) if witness.was_left().await => Err(daemon_restarted()),
+        ended => ended,
+    }
+}
+
+fn daemon_restarted() -> Stop {
+    Stop::Later("the Nix daemon went away meanwhile".to_owned())
+}
+
+async fn evaluate_under(
+    witness: &mut Witness,
     evaluator: &Evaluator,
     worker: usize,
     claimed: &Claimed,
@@ -173,8 +197,9 @@ async fn evaluate_all(
     }
     let name = claimed.id.to_string();
     let mut place = Workplace::make(&evaluator.config, &evaluator.sandbox, &name, worker, local.as_deref())
-        .map_err(|error| Stop::Abort(format!("the evaluator has no place to work: {error}")))?;
-    let Prepared { task, tree, wishes } = prepare(evaluator, claimed, &mut place, source, bounds).await?;
+        .map_err(|error| no_place(&error))?;
+    let prepared = prepare(evaluator, claimed, &mut place, source, bounds).await?;
+    let Prepared { task, tree, wishes, refused } = prepared;
     let timeout = wishes.timeout.unwrap_or(limits.timeout).min(limits.timeout);
     if let Some(retention) = wishes.retention {
         branches::wish_retention(&evaluator.db, claimed.id, claimed.attempt, retention).await?;
@@ -196,11 +221,28 @@ async fn evaluate_all(
         let processes = evaluator.config.processes;
         let evaluated = evaluate(&place, &task, limits, begun + timeout, processes, &tell).await;
         drop(tell);
-        evaluated.map_err(Stop::from)
+        let told = |error| inputs::explained(error, &refused);
+        match evaluated {
+            Ok(errors) => Ok(errors.into_iter().map(|(name, error)| (name, told(error))).collect()),
+            Err(EvaluateError::Whole(error)) => Err(EvaluateError::Whole(told(error)).into()),
+            Err(error) => Err(Stop::from(error)),
+        }
     };
     let written = async { graph.write(hear).await.map_err(Stop::from) };
-    let (errors, graph) = tokio::try_join!(evaluated, written)?;
+    let (errors, graph): (BTreeMap<_, _>, _) = tokio::try_join!(evaluated, written)?;
+    if !errors.is_empty() && witness.was_left().await {
+        return Err(daemon_restarted());
+    }
     Ok(graph.complete(errors).await?)
+}
+
+/// A machine that has run out of something may have it again.
+fn no_place(error: &io::Error) -> Stop {
+    use io::ErrorKind::{OutOfMemory, QuotaExceeded, ResourceBusy, StorageFull};
+    let words = format!("the evaluator has no place to work: {error}");
+    let full = matches!(error.kind(), OutOfMemory | QuotaExceeded | ResourceBusy | StorageFull);
+    let files = matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE));
+    if full || files { Stop::Later(words) } else { Stop::Abort(words) }
 }
 
 async fn begin(evaluator: &Evaluator, claimed: &Claimed) -> Result<Graph, Stop> {
@@ -218,9 +260,11 @@ struct Prepared {
     /// What it is, and how it is evaluated; None: it may be another the next time.
     tree: Option<String>,
     wishes: Wishes,
+    refused: Vec<Refused>,
 }
 
-/// Fetches the source and says what there is to evaluate in it.
+/// Fetches the source and says what there is to evaluate in it. The project's credential is there for what is fetched, and is gone
+/// before anything is evaluated.
 async fn prepare(
     evaluator: &Evaluator,
     claimed: &Claimed,
@@ -235,7 +279,7 @@ async fn prepare(
             let reference = directory.display().to_string();
             let offer = Offer { files: &directory, shown: &directory, reference: &reference };
             let task = offered(place, offer, asked, &wishes, bounds).await?;
-            Prepared { task, tree: None, wishes }
+            Prepared { task, tree: None, wishes, refused: Vec::new() }
         }
         Source::Git { url, at } => {
             let project = lend(evaluator, claimed, place).await?;
@@ -250,32 +294,52 @@ async fn prepare(
                 Wishes::parse(text.as_deref().unwrap_or_default()).map_err(abort_with)
             };
             let wishes = read(&checkout.wishes.0)?.trusting(read(&checkout.wishes.1)?);
-            if claimed.untrusted {
-                take_back(place)?;
-            }
+            let is_flake = has_flake(&checkout.files) && !claimed.untrusted;
+            let refused =
+                if is_flake { inputs::fetch(place, &checkout.files, bounds).await } else { Vec::new() };
+            take_back(place)?;
             let repository = checkout.repository.display();
             let reference = format!("git+file://{repository}?ref={BRANCH}&rev={}&shallow=1", checkout.commit);
             let offer = Offer { files: &checkout.files, shown: Path::new(&url), reference: &reference };
             let task = offered(place, offer, asked, &wishes, bounds).await?;
             let tree = format!("{} ifd={}", checkout.tree, wishes.allow_ifd);
-            Prepared { task, tree: Some(tree), wishes }
+            Prepared { task, tree: Some(tree), wishes, refused }
         }
         Source::Flake(reference) => {
             if !claimed.untrusted {
                 lend(evaluator, claimed, place).await?;
             }
+            let refused = fetch_flake(evaluator, place, &reference, bounds).await?;
+            take_back(place)?;
             let (task, commit) = locked(place, &reference, asked, false, bounds).await?;
             if let Some(commit) = commit {
                 found(evaluator, claimed, &commit).await?;
             }
-            Prepared { task, tree: None, wishes: Wishes::default() }
+            Prepared { task, tree: None, wishes: Wishes::default(), refused }
         }
     };
-    // What is not pure can read any file that its process can.
-    if !prepared.task.pure {
-        take_back(place)?;
-    }
     Ok(prepared)
+}
+
+/// Whether a directory is taken as a flake.
+fn has_flake(files: &Path) -> bool {
+    files.join("flake.nix").exists() && !files.join("ci.nix").exists()
+}
+
+/// What of a flake a credential may be needed for.
+async fn fetch_flake(
+    evaluator: &Evaluator,
+    place: &Workplace,
+    reference: &str,
+    bounds: Bounds,
+) -> Result<Vec<Refused>, Stop> {
+    if place.lent().is_none() {
+        return Ok(Vec::new());
+    }
+    let fetched = flake::fetch(place, reference, bounds).await;
+    let flake = fetched.map_err(|error| Stop::Abort(error.to_string()))?;
+    let flake = evaluator.config.root.join(flake.strip_prefix("/").unwrap_or(&flake));
+    Ok(inputs::fetch(place, &flake, bounds).await)
 }
 
 fn abort_with(error: impl std::error::Error) -> Stop {
@@ -296,7 +360,7 @@ async fn lend(
     if let Some(name) = project.as_ref().and_then(|project| project.credential.as_deref()) {
         let credential =
             Credential::load(evaluator.config.credentials.as_deref(), name).map_err(abort_with)?;
-        place.lend(&credential).map_err(abort_with)?;
+        place.lend(credential).map_err(|error| no_place(&error))?;
     }
     Ok(project)
 }
@@ -307,8 +371,8 @@ fn take_back(place: &mut Workplace) -> Result<(), Stop> {
 
 /// A link would be followed by this process, which may read more than the directory's owner.
 fn own_wishes(directory: &Path) -> Option<String> {
-    let file = directory.join(wishes::FILE);
-    file.symlink_metadata().ok()?.is_file().then(|| std::fs::read_to_string(file).ok())?
+    let text = file::read(&directory.join(wishes::FILE), LONGEST_WISHES).ok()?;
+    String::from_utf8(text).ok()
 }
 
 /// Says which commit it is.

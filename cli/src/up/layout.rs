@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 use rustix::process::geteuid;
 
 use super::error::{UpError, file};
+use super::secrets;
 
 /// Raised when a release can no longer read what an older one wrote, or the other way round.
 const VERSION: u32 = 1;
@@ -96,11 +97,12 @@ pub fn default_root() -> Result<PathBuf, UpError> {
 
 /// How much is free for the data, unless it is too little.
 pub fn check_disk(data: &Path) -> Result<u64, UpError> {
+    let data = std::path::absolute(data).map_err(file(data))?;
     // What does not exist yet will be on the disk of what does.
     let existing = data.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
     let free = harmonia_builder::store::free_bytes(existing).map_err(file(existing))?;
     if free < LEAST_FREE {
-        return Err(UpError::DiskFull { data: data.to_owned(), free: free >> 20, least: LEAST_FREE >> 20 });
+        return Err(UpError::DiskFull { data, free: free >> 20, least: LEAST_FREE >> 20 });
     }
     Ok(free)
 }
@@ -161,7 +163,7 @@ fn check_version(root: &Path) -> Result<(), UpError> {
             Err(UpError::Newer { data: root.to_owned(), found: found.trim().to_owned(), known: VERSION })
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            fs::write(&path, format!("{VERSION}\n")).map_err(file(path))
+            secrets::write(&path, &VERSION.to_string())
         }
         Err(error) => Err(file(path)(error)),
     }

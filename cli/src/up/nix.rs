@@ -8,17 +8,21 @@ use std::time::Duration;
 
 use harmonia_builder::canary::{self, CanaryError};
 use harmonia_builder::store::StoreError;
+use harmonia_nix::daemon::wire::Error as WireError;
 use harmonia_nix::daemon::{Connection, Error, Options, Trust};
+use harmonia_service::sentence::sentence;
 use rustix::process::{Signal, geteuid};
 use tokio::task::spawn_blocking;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::account::own_name;
 use super::environment;
 use super::error::{UpError, file};
 use super::find::which;
 use super::layout::{Layout, make_directory};
+use super::ready::PATIENCE;
 use super::supervise::{Kind, Program, State, Supervisor};
+use super::terminal::Terminal;
 
 pub const NAME: &str = "nix";
 /// Where installers put the daemon's socket.
@@ -55,9 +59,10 @@ pub enum Found {
     None,
 }
 
-/// What the private daemon is told of the cache.
-pub struct Cache<'a> {
-    pub url: &'a str,
+/// What the private daemon is told of caches.
+pub struct Caches<'a> {
+    /// The farm's own, and those that the person has named.
+    pub urls: &'a str,
     pub public_keys: &'a str,
     pub slots: i32,
     /// For a cache that wants a token.
@@ -107,18 +112,33 @@ pub async fn greet(socket: &Path) -> Result<Connection, Error> {
 }
 
 /// Starts a daemon on a store in the data directory.
-pub async fn start(layout: &Layout, supervisor: &Supervisor, cache: &Cache<'_>) -> Result<Daemon, UpError> {
+pub async fn start(
+    layout: &Layout,
+    supervisor: &Supervisor,
+    terminal: &Terminal,
+    caches: &Caches<'_>,
+) -> Result<Daemon, UpError> {
     let store = Private::find(layout)?;
-    store.configure(cache)?;
+    store.configure(caches)?;
     let made = spawn_blocking(move || store.initialise().map(|()| store)).await;
     let store =
         made.map_err(|error| UpError::Failed { program: "nix-store", output: error.to_string() })??;
     let daemon = Daemon { socket: store.socket.clone(), root: store.root.clone(), is_machines: false };
     let command = Box::new(move || store.command(&store.daemon));
     supervisor.start(layout, Program { name: NAME, command, kind: Kind::Foreign(Signal::TERM) });
+    let (begun, mut said) = (Instant::now(), String::new());
     loop {
-        if greet(&daemon.socket).await.is_ok() {
-            return Ok(daemon);
+        let error = match greet(&daemon.socket).await {
+            Ok(_) => return Ok(daemon),
+            // It will not be another one a moment later.
+            Err(source @ Error::Wire(WireError::Unsupported { .. } | WireError::NotADaemon(_))) => {
+                return Err(UpError::Daemon { socket: daemon.socket, source: Box::new(source) });
+            }
+            Err(error) => sentence(&error),
+        };
+        if begun.elapsed() > PATIENCE && said != error {
+            terminal.say(&format!("waiting for {NAME}: {error}"));
+            said = error;
         }
         for (name, state) in supervisor.states() {
             if let (NAME, State::Failed(TRIES.., last)) = (name, state) {
@@ -155,9 +175,9 @@ impl Private {
         })
     }
 
-    fn configure(&self, cache: &Cache<'_>) -> Result<(), UpError> {
+    fn configure(&self, caches: &Caches<'_>) -> Result<(), UpError> {
         let path = self.root.join("conf/nix.conf");
-        fs::write(&path, settings(cache)).map_err(file(path))
+        fs::write(&path, settings(caches)).map_err(file(path))
     }
 
     /// Two daemons that are the first to open a store would stand in each other's way.
@@ -189,22 +209,28 @@ impl Private {
 }
 
 /// `nix.conf`. What is in `extra.conf` beside it wins, and is never touched.
-fn settings(cache: &Cache<'_>) -> String {
+fn settings(caches: &Caches<'_>) -> String {
     let netrc =
-        cache.netrc.as_ref().map(|path| format!("netrc-file = {}\n", path.display())).unwrap_or_default();
+        caches.netrc.as_ref().map(|path| format!("netrc-file = {}\n", path.display())).unwrap_or_default();
     format!(
         "# Written by `harmonia-ci up` at every start; put your own lines into extra.conf beside this file.\n\
          build-users-group =\nbuilders =\nexperimental-features = nix-command flakes\nmax-jobs = {slots}\n\
-         sandbox = true\nsandbox-fallback = false\nsubstituters = {url}\ntrusted-public-keys = {keys}\n\
+         sandbox = true\nsandbox-fallback = false\nsubstituters = {urls}\ntrusted-public-keys = {keys}\n\
          trusted-users = *\n{netrc}!include extra.conf\n",
-        slots = cache.slots,
-        url = cache.url,
-        keys = cache.public_keys,
+        slots = caches.slots,
+        urls = caches.urls,
+        keys = caches.public_keys,
     )
 }
 
+/// A list as nix.conf has it, of our own word and of a setting's, which has commas if it was a list in TOML.
+pub fn list(own: &str, more: &str) -> String {
+    let words = [own, more].into_iter().flat_map(|text| text.split([',', ' ', '\t', '\n']));
+    words.filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
+}
+
 /// A socket's path, or what Nix itself calls such a store.
-fn parse(address: &str) -> Result<Daemon, UpError> {
+pub fn parse(address: &str) -> Result<Daemon, UpError> {
     let invalid = || UpError::DaemonAddress(address.to_owned());
     let (socket, root) = match address.strip_prefix("unix://") {
         None => (address, "/"),
@@ -235,13 +261,25 @@ mod tests {
     }
 
     #[test]
+    fn a_list_of_toml_is_one_of_nix() {
+        assert_eq!(
+            list("http://own", "https://a,https://b  https://c"),
+            "http://own https://a https://b https://c"
+        );
+        assert_eq!(list("own", ""), "own");
+    }
+
+    #[test]
     fn the_private_store_trusts_our_key_and_always_has_a_sandbox() {
-        let cache =
-            Cache { url: "http://127.0.0.1:7777/cache", public_keys: "k-1:AAAA", slots: 2, netrc: None };
-        let text = settings(&cache);
-        for line in
-            ["trusted-public-keys = k-1:AAAA", "sandbox = true", "sandbox-fallback = false", "max-jobs = 2"]
-        {
+        let urls = "http://127.0.0.1:7777/cache https://cache.example.org";
+        let text = settings(&Caches { urls, public_keys: "k-1:AAAA", slots: 2, netrc: None });
+        for line in [
+            "trusted-public-keys = k-1:AAAA",
+            "sandbox = true",
+            "sandbox-fallback = false",
+            "max-jobs = 2",
+            "substituters = http://127.0.0.1:7777/cache https://cache.example.org",
+        ] {
             assert!(text.lines().any(|found| found == line), "{line} is not in {text}");
         }
         assert!(!text.contains("netrc"));

@@ -51,6 +51,36 @@ async fn one_that_fails_says_nixs_own_words_and_hides_no_other() {
 }
 
 #[tokio::test]
+async fn a_name_that_is_no_text_hides_no_other() {
+    for version in Version::ALL {
+        let scene = Scene::start(version).await;
+        scene.write("default.nix", "NAMES");
+        let file = scene.directory.path().join("default.nix");
+        let names: [&[u8]; 6] = [
+            b"{ a = make \"a\"; ",
+            b"\"b\xff\" = make \"b\"; ",
+            b"\"c\xfe\" = throw \"not for you\"; ",
+            b"\"d\xfd\" = { }.missing; ",
+            b"\"e\\n\\t\" = make \"e\"; ",
+            b"z = make \"z\"; }",
+        ];
+        let text = std::fs::read(&file).unwrap();
+        let before = text.strip_suffix(b"NAMES\n").unwrap();
+        std::fs::write(&file, [before, &names.concat()].concat()).unwrap();
+        let evaluation = scene.evaluate(scene.path(), &[]).await;
+        assert_eq!((evaluation.stage, evaluation.error), (Stage::Complete, None), "{version:?}");
+        let attributes = scene.press.attributes(evaluation.id).await;
+        let (bad, good): (Vec<_>, Vec<_>) = attributes.iter().partition(|(_, error)| error.is_some());
+        let names = |some: &[(&String, &Option<String>)]| {
+            some.iter().map(|(name, _)| (*name).clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(names(&good), ["\"e\n\t\"", "a", "b\u{fffd}", "z"], "{version:?}");
+        assert_eq!(names(&bad), ["c\u{fffd}", "d\u{fffd}"], "{version:?}");
+        scene.press.farm.assert_sound().await;
+    }
+}
+
+#[tokio::test]
 async fn a_syntax_error_fails_the_whole_with_its_place() {
     for version in Version::ALL {
         let scene = Scene::start(version).await;

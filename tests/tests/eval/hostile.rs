@@ -281,6 +281,14 @@ fn a_confined_program_is_another_user_without_rights() {
 }
 
 #[test]
+fn a_confined_program_knows_who_it_is() {
+    assert_eq!(
+        said("print join ' ', (getpwuid($<))[0, 2], defined getpwuid(0)"),
+        format!("evaluation {SOMEBODY} 1")
+    );
+}
+
+#[test]
 fn a_confined_program_sees_no_process_but_its_own_and_no_file_but_those_named() {
     // The one that waits, and the program.
     assert_eq!(said(r#"print scalar(my @all = glob "/proc/[0-9]*")"#), "2");

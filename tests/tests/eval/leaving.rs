@@ -102,6 +102,24 @@ async fn a_new_process_of_the_same_name_begins_anew_at_once() {
 }
 
 #[tokio::test]
+async fn a_nix_daemon_that_begins_anew_spoils_nothing() {
+    let scene = Scene::start(Version::Old).await;
+    // Some seconds between the two.
+    let while_ = "let l = builtins.genList (x: x) 100000; m = builtins.genList (x: x) 300; in \
+                  builtins.foldl' (a: _: builtins.foldl' (b: _: b) a l) 0 m";
+    scene.write("default.nix", &format!("{{ a = make \"a\"; b = builtins.seq ({while_}) (make \"b\"); }}"));
+    let id = scene.press.ask(scene.path(), &[]).await;
+    eventually("the first attribute is known", || async { !scene.jobs().await.is_empty() }).await;
+    assert_eq!(scene.press.evaluation(id).await.stage, Stage::Evaluating);
+    scene.nix.kill_daemon();
+    scene.nix.start_daemon();
+    let evaluation = scene.press.evaluated(id).await;
+    assert_eq!(scene.built(&evaluation).await, ["a", "b"]);
+    let attempts: i32 = scene.press.farm.value("SELECT attempt FROM ci.evaluation WHERE id = $1", id).await;
+    assert_eq!(attempts, 1, "it costs no attempt");
+}
+
+#[tokio::test]
 async fn what_is_being_written_is_held_and_what_was_is_collected_when_the_disk_is_low() {
     // No disk has so much left.
     let scene = Scene::with(Version::Old, |settings| settings.with("min_free", "1000TiB")).await;

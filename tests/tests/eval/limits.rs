@@ -47,6 +47,21 @@ async fn too_many_attributes_are_refused_before_they_are_evaluated() {
 }
 
 #[tokio::test]
+async fn one_attribute_may_take_what_several_processes_share() {
+    let more = |settings: Settings| settings.with("eval_memory", "900MiB").with("eval_processes", "3");
+    let scene = Scene::with(Version::Old, more).await;
+    // More than a third, and less than all.
+    let hog = "builtins.deepSeq (builtins.genList (i: builtins.genList (j: i + j) 100000) 30)";
+    let large = |name: &str| format!("{name} = {hog} (make \"{name}\");");
+    scene.write(
+        "default.nix",
+        &format!("{{ a = make \"a\"; {} {} z = make \"z\"; }}", large("b"), large("c")),
+    );
+    let evaluation = scene.evaluate(scene.path(), &[]).await;
+    assert_eq!(scene.built(&evaluation).await, ["a", "b", "c", "z"]);
+}
+
+#[tokio::test]
 async fn several_processes_that_eat_memory_together_end_in_one_sentence() {
     let more = |settings: Settings| settings.with("eval_memory", "600MiB").with("eval_processes", "3");
     let scene = Scene::with(Version::Old, more).await;

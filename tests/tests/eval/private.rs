@@ -1,6 +1,7 @@
 //! Private repositories and private inputs of flakes, on a real Gitea that asks for a password.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -65,12 +66,12 @@ impl Private {
         branches::put_source(&self.scene.press.farm.frontend, "main", Some(&source)).await.unwrap();
     }
 
-    /// Writes `flake.lock`, as its author would.
-    fn lock(&self) {
+    /// Writes `flake.lock` of a directory, as its author would.
+    fn lock(&self, directory: &str) {
         let home = self.scene.nix.root().join("home/.netrc");
         fs::write(&home, format!("machine 127.0.0.1 login acme password {}\n", self.gitea.token)).unwrap();
         let features = ["--extra-experimental-features", "nix-command flakes"];
-        let path = format!("path:{}", self.scene.path());
+        let path = format!("path:{}{directory}", self.scene.path());
         self.scene.nix.run("nix", &[&features[..], &["flake", "lock", &path]].concat());
         fs::remove_file(home).unwrap();
     }
@@ -98,7 +99,7 @@ async fn a_private_repository_and_its_private_input_are_read_by_the_projects_cre
         fs::write(scene.directory.path().join("name"), "library").unwrap();
         let library = private.push("library").await;
         scene.write("flake.nix", &flake(&library));
-        private.lock();
+        private.lock("");
         let url = private.push("dots").await;
 
         private.follows(&url, None).await;
@@ -112,6 +113,118 @@ async fn a_private_repository_and_its_private_input_are_read_by_the_projects_cre
         let evaluation = scene.evaluate(&url, &[]).await;
         assert_eq!(scene.built(&evaluation).await, ["checks.x86_64-linux.unit"], "{version:?}");
         assert!(scene.jobs().await.iter().any(|job| job.ends_with("-library.drv")), "{version:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_private_flake_that_only_nix_fetches_is_read_with_its_private_input() {
+    for version in Version::ALL {
+        let Some(private) = Private::new(version).await else { return };
+        let scene = &private.scene;
+        fs::write(scene.directory.path().join("name"), "library").unwrap();
+        let library = private.push("library").await;
+        scene.write("sub/flake.nix", &flake(&library));
+        let text = fs::read_to_string(scene.directory.path().join("sub/flake.nix")).unwrap();
+        fs::write(scene.directory.path().join("sub/flake.nix"), text.replace(crate::scene::MAKE, ""))
+            .unwrap();
+        private.lock("/sub");
+        let url = private.push("dots").await;
+        private.follows(&url, Some(CREDENTIAL)).await;
+        // An old Nix takes every repository's default branch for `master`.
+        let evaluation = scene.evaluate(&format!("git+{url}?ref=main&dir=sub"), &[]).await;
+        assert_eq!(scene.built(&evaluation).await, ["checks.x86_64-linux.unit"], "{version:?}");
+        assert!(evaluation.commit.is_some());
+    }
+}
+
+/// All files below a directory that a text is in.
+fn with_text(directory: &Path, text: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let (path, kind) = (entry.path(), entry.file_type().unwrap());
+        if kind.is_dir() {
+            found.extend(with_text(&path, text));
+        } else if kind.is_file()
+            && String::from_utf8_lossy(&fs::read(&path).unwrap_or_default()).contains(text)
+        {
+            found.push(path);
+        }
+    }
+    found
+}
+
+#[tokio::test]
+async fn a_flake_finds_no_credential_wherever_it_looks() {
+    for version in Version::ALL {
+        let Some(private) = Private::new(version).await else { return };
+        let scene = &private.scene;
+        scene.write("flake.nix", "{ outputs = _: { checks = { }; }; }");
+        let url = private.push("dots").await;
+        private.follows(&url, Some(CREDENTIAL)).await;
+        let last = scene.evaluate(&url, &[]).await.id;
+
+        // Where it would be, and what is in it, so that it may be read purely. The push may be found by a look, too.
+        let next = last + 1..last + 5;
+        let work = scene.evaluator.state().join("work");
+        let homes: Vec<_> = next.clone().map(|id| format!("{}/{id}/home", work.display())).collect();
+        let guess = scene.nix.root().join("guess");
+        fs::write(&guess, format!("machine 127.0.0.1 login acme password {}\n", private.gitea.token))
+            .unwrap();
+        let features = ["--extra-experimental-features", "nix-command flakes"];
+        let hash = ["hash", "path", guess.to_str().unwrap()];
+        let hash = scene.nix.run("nix", &[&features[..], &hash].concat());
+        let tree = |path: &str, hash: &str| {
+            format!(
+                "builtins.readFile (builtins.fetchTree {{ type = \"path\"; path = \"{path}\"; narHash = \"{hash}\"; }})"
+            )
+        };
+        let file = |path: &str| {
+            let hash = "0".repeat(52);
+            format!(
+                "builtins.readFile (builtins.fetchurl {{ url = \"file://{path}\"; sha256 = \"{hash}\"; }})"
+            )
+        };
+        let other = "sha256-AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=";
+        let below = |home: &String| {
+            [
+                tree(&format!("{home}/.netrc"), &hash),
+                tree(home, other),
+                file(&format!("{home}/.netrc")),
+                file(&format!("{home}/.config/nix/nix.conf")),
+            ]
+        };
+        let places: Vec<_> = [
+            tree("/proc/self/cwd/home/.netrc", &hash),
+            tree("/proc/self/environ", other),
+            file("/proc/self/environ"),
+        ]
+        .into_iter()
+        .chain(homes.iter().flat_map(below))
+        .collect();
+        let attempts: String = places
+            .iter()
+            .enumerate()
+            .map(|(n, place)| {
+                format!("r{n} = derivation {{ name = \"r\"; text = {place}; system = \"x86_64-linux\"; builder = \"/bin/sh\"; }};")
+            })
+            .collect();
+        scene.write(
+            "flake.nix",
+            &format!("{{ outputs = _: {{ checks.x86_64-linux = {{ {attempts} }}; }}; }}"),
+        );
+        scene.commit();
+        let push = private.gitea.clone_url("acme", "acme/dots");
+        scene.git(&["push", "--quiet", &push, "HEAD:refs/heads/main"]);
+        let evaluation = scene.evaluate(&url, &[]).await;
+        assert!(evaluation.error.is_none() && next.contains(&evaluation.id), "{version:?}: {evaluation:?}");
+        let attributes = scene.press.attributes(evaluation.id).await;
+        assert_eq!(attributes.len(), places.len());
+        assert!(attributes.values().all(Option::is_some), "{version:?}: {attributes:?}");
+        let token = private.gitea.token.as_str();
+        assert!(!attributes.values().flatten().any(|error| error.contains(token)), "{version:?}");
+        let store = scene.nix.real("/nix/store");
+        assert_eq!(with_text(&store, token), Vec::<PathBuf>::new(), "{version:?}");
+        assert!(!with_text(&store, "checks").is_empty(), "the store is looked at");
     }
 }
 

@@ -31,6 +31,7 @@ async fn a_repository_is_evaluated_at_a_branch_a_tag_or_a_commit() {
     scene.write("default.nix", r#"{ first = make "first"; }"#);
     let first = scene.commit();
     scene.git(&["tag", "v1"]);
+    scene.git(&["tag", "--annotate", "--message", "in words", "v1.0"]);
     scene.git(&["checkout", "--quiet", "-b", "next"]);
     scene.write("default.nix", r#"{ second = make "second"; }"#);
     let second = scene.commit();
@@ -43,6 +44,8 @@ async fn a_repository_is_evaluated_at_a_branch_a_tag_or_a_commit() {
         ("?ref=next", "second", &second),
         ("?ref=refs/heads/next", "second", &second),
         ("?ref=v1", "first", &first),
+        ("?ref=v1.0", "first", &first),
+        ("?ref=refs/tags/v1.0", "first", &first),
         (&format!("?rev={first}"), "first", &first),
     ] {
         let evaluation = scene.evaluate(&format!("git+{url}{at}"), &[]).await;
@@ -145,6 +148,8 @@ async fn what_is_not_there_is_said_in_one_sentence() {
     assert!(repository.contains("file:///nowhere/at/all cannot be fetched"), "{repository}");
     let commit = scene.commit();
     let url = format!("file://{}", scene.path());
+    let nothing = scene.refused(&url).await;
+    assert!(nothing.contains("has nothing to evaluate"), "{nothing}");
     let branch = scene.refused(&format!("{url}?ref=missing")).await;
     assert!(branch.contains("has no branch or tag missing"), "{branch}");
     let other = commit.chars().rev().collect::<String>();

@@ -1,6 +1,7 @@
 //! What it does not do, in a sentence.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 use harmonia_tests::eventually;
@@ -51,6 +52,37 @@ async fn a_daemon_that_does_not_answer_is_named() {
     assert_eq!(refused.status.code(), Some(1));
     assert!(errors(&refused).contains("/nowhere/socket"), "{}", errors(&refused));
     assert!(machine.processes().is_empty());
+}
+
+/// Listens where the daemon would, and speaks protocol 1.21.
+const OLD_DAEMON: &str = r#"#!/usr/bin/perl
+use IO::Socket::UNIX;
+my $socket = IO::Socket::UNIX->new(Type => SOCK_STREAM, Local => $ENV{NIX_DAEMON_SOCKET_PATH}, Listen => 5) or die;
+my @kept;
+while (my $client = $socket->accept) { syswrite $client, pack("Q<Q<", 0x6478696f, 0x115); push @kept, $client }
+"#;
+
+#[tokio::test]
+async fn a_nix_that_is_too_old_is_named() {
+    let machine = Machine::new();
+    let bin = machine.data().with_file_name("bin");
+    fs::create_dir(&bin).unwrap();
+    for (name, text) in [("nix-daemon", OLD_DAEMON), ("nix-store", "#!/bin/sh\n")] {
+        fs::write(bin.join(name), text).unwrap();
+        fs::set_permissions(bin.join(name), PermissionsExt::from_mode(0o755)).unwrap();
+    }
+    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+    let refused = machine.run(machine.command("up").env("PATH", path));
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(errors(&refused).contains("speaks protocol 1.21"), "{}", errors(&refused));
+}
+
+#[tokio::test]
+async fn an_address_that_is_none_is_not_asked() {
+    let machine = Machine::new();
+    let refused = machine.run(machine.bare("status").env("HARMONIA_CI_URL", "ci.example.org"));
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(errors(&refused).contains("is not the address of a farm"), "{}", errors(&refused));
 }
 
 #[tokio::test]

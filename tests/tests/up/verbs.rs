@@ -159,6 +159,9 @@ async fn projects_and_tokens_come_and_go() {
     assert!(!machine.does(&["project", "list"]).contains("second"));
     let secret = machine.does(&["token", "create", "laptop", "--expires-in", "1d"]);
     assert_eq!(secret.trim().len(), 64, "{secret}");
+    let elsewhere =
+        machine.bare("token").args(["create", "x"]).env("HARMONIA_CI_URL", "http://127.0.0.1:1").output();
+    assert_eq!(elsewhere.unwrap().status.code(), Some(3), "the variable names a farm, not a database");
     has(&machine.does(&["token", "list"]), &["laptop", "read"]);
     machine.does(&["token", "revoke", "laptop"]);
     assert!(!machine.does(&["token", "list"]).contains("laptop"));

@@ -221,7 +221,7 @@ async fn lookups() -> f64 {
     }
     let each = begun.elapsed().as_secs_f64() / some.len() as f64;
 
-    let substituters = Substituters::new(client, vec![url], vec![key.public()]);
+    let substituters = Substituters::new(client, &[url], vec![key.public()]);
     let begun = Instant::now();
     let found = substituters.look_up(shelf.iter().map(|(path, _)| path.clone()).collect()).await;
     let bulk = begun.elapsed().as_secs_f64() / NAMES as f64;
