@@ -1,6 +1,7 @@
 //! `harmonia-ci migrate`
 
 use clap::Args;
+use harmonia_queue::logins;
 use harmonia_queue::migrate::{migrate, roles_sql};
 use sqlx::postgres::PgConnectOptions;
 
@@ -26,6 +27,7 @@ pub async fn run(arguments: Arguments) -> Result<(), Failure> {
     if arguments.print_roles {
         let options: PgConnectOptions = url.parse().map_err(Failure::Connect)?;
         print!("{}", roles_sql(options.get_database().unwrap_or_else(|| options.get_username())));
+        print!("{}", logins::by_hand());
         return Ok(());
     }
     let report = migrate(&url).await?;

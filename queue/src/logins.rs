@@ -42,6 +42,30 @@ impl Group {
     }
 }
 
+/// How they are made by hand where nobody is given a login that may, as comments of SQL. A pool's has to be called like this.
+pub fn by_hand() -> String {
+    use Group::{Builder, Evaluator, Frontend, Operator, Signer};
+    let roles = [
+        (Operator, "ci_operator"),
+        (Signer, "ci_signer"),
+        (Frontend, "ci_frontend"),
+        (Evaluator, "ci_evaluator"),
+    ];
+    let mut text =
+        "-- Then the logins, each with a password of its own; a pool's is called pool_NAMESPACE_NAME:\n"
+            .to_owned();
+    for (group, login) in roles.into_iter().chain([(Builder, "pool_builders_x86")]) {
+        let group_name = group.name();
+        text += &format!(
+            "-- CREATE ROLE {login} LOGIN CONNECTION LIMIT 100 PASSWORD '…' IN ROLE {group_name};\n"
+        );
+        for (name, value) in group.settings() {
+            text += &format!("-- ALTER ROLE {login} SET {name} = '{value}';\n");
+        }
+    }
+    text
+}
+
 /// What a login's comment begins with; the name of its database follows.
 const MARK: &str = "A login of harmonia-ci in the database ";
 
@@ -133,4 +157,19 @@ fn taken(login: &str, other: &str) -> Error {
          (fullnameOverride) and its pools other namespaces, or take another server; if that database is of no use any more, drop or \
          rename it"
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_login_is_told_with_its_group_and_its_limits() {
+        let text = by_hand();
+        for group in [Group::Builder, Group::Evaluator, Group::Frontend, Group::Operator, Group::Signer] {
+            assert!(text.contains(&format!("IN ROLE {};", group.name())), "{text}");
+        }
+        assert!(text.contains("-- ALTER ROLE pool_builders_x86 SET statement_timeout = '30s';"), "{text}");
+        assert!(text.lines().all(|line| line.starts_with("-- ")), "{text}");
+    }
 }
