@@ -125,7 +125,7 @@ pub struct Wanted<'a> {
 /// Fetches one commit.
 pub async fn fetch(place: &Workplace, wanted: Wanted<'_>, bounds: Bounds) -> Result<Checkout, GitError> {
     let Wanted { url, at, trusted, local, size } = wanted;
-    let git = Git { place, url, local, bounds };
+    let git = Git { place, url, local, bounds, pauses: &PAUSES };
     let (repository, files) = (place.path("flake"), place.path("source"));
     let wanted = match at {
         At::Head => "HEAD",
@@ -175,7 +175,7 @@ pub async fn head(
     local: bool,
     bounds: Bounds,
 ) -> Result<(String, String), GitError> {
-    let git = Git { place, url, local, bounds };
+    let git = Git { place, url, local, bounds, pauses: &PAUSES };
     let name = branch.map_or_else(|| "HEAD".to_owned(), |branch| format!("refs/heads/{branch}"));
     let tag = branch.map_or_else(|| "HEAD".to_owned(), |branch| format!("refs/tags/{branch}"));
     let commit = format!("{tag}^{{}}");
@@ -222,6 +222,8 @@ struct Git<'a> {
     url: &'a str,
     local: bool,
     bounds: Bounds,
+    /// Before it is asked again.
+    pauses: &'a [Duration],
 }
 
 impl Git<'_> {
@@ -255,7 +257,7 @@ impl Git<'_> {
 
     /// A forge that is away for a moment costs a moment.
     async fn reach(&self, arguments: &[&str]) -> Result<String, GitError> {
-        for pause in PAUSES {
+        for &pause in self.pauses {
             match self.run(arguments).await {
                 Err(GitError::Fetch { words, .. }) if is_of_the_network(&words) => sleep(pause).await,
                 ended => return ended,
@@ -287,12 +289,18 @@ impl Git<'_> {
         self.run(&["cat-file", "blob", &format!("{name}:{}", wishes::FILE)]).await.ok()
     }
 
-    /// The same of the branch whose word counts. One that is not there allows nothing.
+    /// The same of the branch whose word counts. One that is not there allows nothing, nor does another repository than the one that is
+    /// evaluated, if it cannot be read: whoever evaluates something else in a project need not wait for the project's own.
     async fn wishes_of(&self, (url, branch): (&str, Option<&str>)) -> Result<Option<String>, GitError> {
-        let git = Git { url, ..*self };
+        let is_other = url != self.url;
+        let git = Git { url, pauses: if is_other { &[] } else { self.pauses }, ..*self };
         match git.fetch_one(branch.unwrap_or("HEAD"), TRUSTED).await {
             Ok(()) => Ok(git.show_wishes(TRUSTED).await),
             Err(GitError::Missing { .. }) => Ok(None),
+            Err(GitError::Fetch { url, words }) if is_other => {
+                tracing::info!(url, words, "the project's own repository cannot be read, and allows nothing");
+                Ok(None)
+            }
             Err(error) => Err(error),
         }
     }

@@ -44,6 +44,17 @@ async fn a_repository_says_what_is_built_of_it() {
 }
 
 #[tokio::test]
+async fn what_is_evaluated_by_hand_does_not_wait_for_the_projects_own_repository() {
+    let scene = Scene::start(Version::Old).await;
+    scene.write("default.nix", "{ a = make \"a\"; }");
+    scene.commit();
+    let away = ProjectSource::git("http://127.0.0.1:1/away.git".to_owned());
+    branches::put_source(&scene.press.farm.frontend, "main", Some(&away)).await.unwrap();
+    let evaluation = scene.evaluate(&format!("file://{}", scene.path()), &[]).await;
+    assert_eq!(scene.built(&evaluation).await, ["a"]);
+}
+
+#[tokio::test]
 async fn a_storm_of_pushes_ends_with_one_evaluation_of_the_last() {
     let scene = Scene::start(Version::Old).await;
     scene.write("default.nix", "{ a = make \"a\"; }");
