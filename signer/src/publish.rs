@@ -69,13 +69,7 @@ impl Signer {
     /// What a job that is not accepted any more had published: another signer has finished it, or its record was forgotten while
     /// its narinfos were written. Then they go, or another build of the paths could not be published.
     async fn withdraw(&self, outputs: &[Output]) -> Result<(), SignerError> {
-        let wanted: Vec<(String, Option<i64>)> =
-            outputs.iter().map(|output| (output.path.clone(), None)).collect();
-        let recorded = signer::recorded(&self.db, &wanted).await?;
-        let is_recorded = |output: &Output| {
-            recorded.get(&output.path).is_some_and(|known| known.nar_hash.as_ref() == Some(&output.nar_hash))
-        };
-        let forgotten: Vec<&Output> = outputs.iter().filter(|output| !is_recorded(output)).collect();
+        let forgotten = self.not_on_record(outputs).await?;
         for output in &forgotten {
             let key = layout::narinfo(&store_path::parse(&output.path)?);
             let there = self.bucket.get(&key, NARINFO_LIMIT).await?;
@@ -88,6 +82,20 @@ impl Signer {
             None => Ok(()),
             Some(output) => Err(SignerError::Forgotten(output.path.clone())),
         }
+    }
+
+    /// Those that are not on record, or are something else by now.
+    pub(crate) async fn not_on_record<'a>(
+        &self,
+        outputs: &'a [Output],
+    ) -> Result<Vec<&'a Output>, SignerError> {
+        let wanted: Vec<(String, Option<i64>)> =
+            outputs.iter().map(|output| (output.path.clone(), None)).collect();
+        let recorded = signer::recorded(&self.db, &wanted).await?;
+        let is_recorded = |output: &Output| {
+            recorded.get(&output.path).is_some_and(|known| known.nar_hash.as_ref() == Some(&output.nar_hash))
+        };
+        Ok(outputs.iter().filter(|output| !is_recorded(output)).collect())
     }
 
     /// Nobody can publish it before a person has looked: it fails with the sentence that says how. What was published of it goes.

@@ -8,7 +8,7 @@ use harmonia_nix::key::SecretKey;
 use harmonia_nix::narinfo;
 use harmonia_nix::store_path;
 use harmonia_queue::resign::{self, Resign};
-use harmonia_queue::signer::{self, Output, Published};
+use harmonia_queue::signer::{self, Published};
 use harmonia_service::layout;
 
 use crate::publish::record;
@@ -115,16 +115,11 @@ impl Signer {
         if text != there {
             self.bucket.put(&key, text, layout::NARINFO).await?;
             // Forgotten while it was signed: then it is not to come back.
-            if !self.is_on_record(&published.output).await? {
+            if !self.not_on_record(std::slice::from_ref(&published.output)).await?.is_empty() {
                 self.bucket.delete(&key).await?;
             }
         }
         Ok(())
-    }
-
-    async fn is_on_record(&self, output: &Output) -> Result<bool, SignerError> {
-        let recorded = signer::recorded(&self.db, &[(output.path.clone(), None)]).await?;
-        Ok(recorded.get(&output.path).is_some_and(|known| known.nar_hash.as_ref() == Some(&output.nar_hash)))
     }
 }
 
