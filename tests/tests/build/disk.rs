@@ -75,17 +75,22 @@ async fn a_build_that_fills_the_disk_without_a_word_is_tried_elsewhere() {
     tried_elsewhere("dd if=/dev/zero of=$out bs=1M count=100 2>/dev/null || exit 1").await;
 }
 
-async fn tried_elsewhere(script: &str) {
-    let scene = Scene::start().await;
-    let drv = scene.want(&[&Expression::new("large", script)]).await.remove(0);
+/// An attempt on a small store of each version ends for want of room.
+async fn fills_small_stores(scene: &Scene, drv: &str) {
     for (count, version) in Version::ALL.into_iter().enumerate() {
-        let small = SmallStore::start(&scene, version, "64m");
-        let builder = small.builder(&scene, "8MiB").await;
-        let outcomes = scene.after_attempts(&drv, count + 1).await;
+        let small = SmallStore::start(scene, version, "64m");
+        let builder = small.builder(scene, "8MiB").await;
+        let outcomes = scene.after_attempts(drv, count + 1).await;
         assert_eq!(outcomes.last().unwrap(), "disk_full", "{version:?}: {:#?}", scene.press.history().await);
         builder.stop().await;
         scene.hurry().await;
     }
+}
+
+async fn tried_elsewhere(script: &str) {
+    let scene = Scene::start().await;
+    let drv = scene.want(&[&Expression::new("large", script)]).await.remove(0);
+    fills_small_stores(&scene, &drv).await;
     let builder = scene.builder(&scene.nix(Version::New), "large").await;
     scene.press.ends_well().await;
     builder.stop().await;
@@ -102,14 +107,7 @@ async fn a_job_whose_inputs_fill_the_disk_is_tried_elsewhere() {
     scene.press.becomes(&large_drv, "succeeded").await;
     builder.stop().await;
     let drv = scene.want(&[&top]).await.remove(0);
-    for (count, version) in Version::ALL.into_iter().enumerate() {
-        let small = SmallStore::start(&scene, version, "64m");
-        let builder = small.builder(&scene, "8MiB").await;
-        let outcomes = scene.after_attempts(&drv, count + 1).await;
-        assert_eq!(outcomes.last().unwrap(), "disk_full", "{version:?}: {:#?}", scene.press.history().await);
-        builder.stop().await;
-        scene.hurry().await;
-    }
+    fills_small_stores(&scene, &drv).await;
     let builder = scene.builder(&roomy, "roomy").await;
     scene.press.ends_well().await;
     builder.stop().await;
